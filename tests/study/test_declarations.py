@@ -296,3 +296,12 @@ def test_trajectories_end_where_all_have_settled():
     assert [curve.label for curve in panel.curves] == ["replicate 0", "replicate 1", "saddles", ""]
     assert max(panel.curves[0].x) < 10
     assert st.table("t", [{"a": "1", "b": "2"}]).columns == ("a", "b")
+
+
+def test_a_grid_names_settings_or_holds_values():
+    fields = {"__annotations__": {"sizes": tuple[int, ...]}, "sizes": st.sweep((2, 4), "sizes")}
+    fields |= {"predict": None, "train": None}
+    cells = type("Grid", (st.Study,), fields | {"grid": {"kind": ("a", "b"), "size": "sizes"}})().cells()
+    assert [cell.slug for cell in cells] == ["kind=a,size=2", "kind=a,size=4", "kind=b,size=2", "kind=b,size=4"]
+    with pytest.raises(st.UsageError, match=r"Grid.grid names 'size': expected .* a setting: sizes"):
+        type("Grid", (st.Study,), fields | {"grid": {"size": "size"}})

@@ -3,6 +3,7 @@ from .base import UsageError as UsageError
 from .cells import Cell as Cell
 from .cells import grid as grid
 from .claims import Claim as Claim
+from .claims import Claims as Claims
 from .claims import Figure as Figure
 from .claims import above as above
 from .claims import below as below
@@ -11,6 +12,7 @@ from .contract import check_study as check_study
 from .declarations.fields import setting as setting
 from .declarations.fields import sweep as sweep
 from .declarations.measures import Data as Data
+from .declarations.measures import Key as Key
 from .declarations.measures import Root as Root
 from .declarations.measures import distance as distance
 from .declarations.measures import exponent as exponent
@@ -28,6 +30,7 @@ from .panels import Curve as Curve
 from .panels import Lines as Lines
 from .panels import Listing as Listing
 from .panels import Panel as Panel
+from .panels import Panels as Panels
 from .reporting.citations import cite as cite
 from .reporting.drawing import draw as draw
 from .reporting.html import report as report

@@ -9,14 +9,14 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform, get_args
 
 from manyheads._constraints import check_fields
 from manyheads._user_modules import load_file
 from manyheads.errors import UsageError
-from manyheads.study.cells import Cell, Value
+from manyheads.study.cells import Cell, Value, grid
 from manyheads.study.declarations.fields import documented, values_of
 from manyheads.study.sources import Source
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from manyheads.study.tables import Record
     from manyheads.study.verdicts import Verdict
 
-    Claims = Iterable[Claim] | None
+    Evaluated = Iterable[Claim] | None
 
 
 @dataclass_transform(frozen_default=True)
@@ -54,6 +54,8 @@ class Study(abc.ABC):
     predictions
         None when the theory is deterministic: `predict` is called once. A number of at least two when it samples:
         `predict` is called so many times with independent keys and the results gain a leading dimension `prediction`.
+    grid
+        Axes of the grid of settings, whose product are the cells: values, or the name of the setting that holds them.
     unread_prediction
         Why the comparison does not use what `predict` returns; empty when it does.
     vectorized, chunk
@@ -74,6 +76,7 @@ class Study(abc.ABC):
     source: ClassVar[Source]
     revision: ClassVar[int] = 1
     predictions: ClassVar[int | None] = None
+    grid: ClassVar[Mapping[str, Iterable[Value]]] = {}
     unread_prediction: ClassVar[str] = ""
     vectorized: ClassVar[bool] = False
     chunk: ClassVar[int] = 8
@@ -83,6 +86,10 @@ class Study(abc.ABC):
         super().__init_subclass__(**keywords)
         dataclasses.dataclass(frozen=True)(cls)
         cls.__doc__ = documented(cls)
+        settings = [field.name for field in dataclasses.fields(cls)]
+        for name in (at for at in cls.grid.values() if isinstance(at, str) and at not in settings):
+            known = f"a tuple of values, or a setting: {', '.join(settings)}"
+            raise UsageError(f"{cls.__name__}.grid names {name!r}: expected {known}")
 
     def __post_init__(self) -> None:
         """Check every setting, then what they must be together."""
@@ -103,8 +110,9 @@ class Study(abc.ABC):
         return cls(**values_of(cls, "small"))
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return the grid of settings; by default a single empty cell."""
-        return (Cell(),)
+        """Return the product of the axes of `grid`; without any a single empty cell."""
+        axes = {axis: getattr(self, at) if isinstance(at, str) else tuple(at) for axis, at in self.grid.items()}
+        return grid(**axes)
 
     @abc.abstractmethod
     def predict(self, key: jax.Array) -> Record | xr.Dataset:
@@ -145,12 +153,12 @@ class Study(abc.ABC):
         """Yield pictures beyond those that follow from claims and variables; data as in `claims`."""
         return ()
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset, claims: Claims = None) -> tuple[Verdict, ...]:
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset, claims: Evaluated = None) -> tuple[Verdict, ...]:
         """Return the verdicts on the claims, which are evaluated unless they are given."""
         claims = evaluated_claims(self, predicted, trained) if claims is None else claims
         return tuple(claim.verdict() for claim in claims)
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset, claims: Claims = None) -> tuple[Panel, ...]:
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset, claims: Evaluated = None) -> tuple[Panel, ...]:
         """Return the pictures of the report as data: the study's own, then those of claims and of variables."""
         from manyheads.study.panels import Panel
         from manyheads.study.reporting.standard import standard_panels
@@ -202,7 +210,7 @@ def all_of(found: object, kind: Any, method: str) -> tuple[Any, ...]:
     return values
 
 
-def decide(study: Study, predicted: xr.Dataset, trained: xr.Dataset, claims: Claims = None) -> tuple[Verdict, ...]:
+def decide(study: Study, predicted: xr.Dataset, trained: xr.Dataset, claims: Evaluated = None) -> tuple[Verdict, ...]:
     """Return the verdicts of a study; outside its default configurations only derived expectations are kept."""
     from manyheads.study.verdicts import Verdict
 

@@ -1,5 +1,6 @@
 """The grid of a study: a cell is one setting (a size, a learning rate, a depth) in which every replicate is trained."""
 
+import functools
 import itertools
 import math
 import re
@@ -65,16 +66,12 @@ class Cell(Mapping[str, Value]):
         return f"Cell({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (self._values,))
+        return functools.partial(Cell, **self._values), ()
 
     @property
     def slug(self) -> str:
         """Name of the cell's folder: ``name=value`` joined by commas, ``only`` for the empty cell."""
         return ",".join(f"{name}={value!r}".replace("'", "") for name, value in self._values.items()) or "only"
-
-
-def _rebuild(values: dict[str, Value]) -> Cell:
-    return Cell(**values)
 
 
 def grid(**axes: Sequence[Value]) -> tuple[Cell, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, get_args
@@ -205,6 +206,9 @@ class Claim:
             ignored = "so prediction_error, resolution and scale would be ignored"
             remedy = "include them in the interval or the tolerance"
             raise UsageError(f"claim {self.text!r}: it measures {what}, {ignored}; {remedy}")
+
+
+Claims = Iterator[Claim]
 
 
 def _is_number(value: object, least: float = -math.inf) -> bool:

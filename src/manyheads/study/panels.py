@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -209,7 +209,7 @@ def _check_limits(panel: Picture | Scatter) -> None:
 
 Drawn = Lines | Multiples | Picture | Scatter  # panels with axes
 Panel = Drawn | Listing
-
+Panels = Iterator[Panel]
 
 KINDS: dict[str, type[Panel]] = {each.kind: each for each in (Lines, Multiples, Picture, Scatter, Listing)}
 

@@ -45,7 +45,8 @@ def record(values: object, cells: Sequence[Cell] = ()) -> Any:
             unit = {} if units == [None] else {"units": (*units, "1")[0]}
             data[name] = (dims, array, label if isinstance(label, dict) else {"long_name": label} | unit)
     found = xr.Dataset(data, coords)
-    for axis, places in _axes(cells).items():
+    for axis in cells[0] if cells else ():
+        places = list(dict.fromkeys(cell[axis] for cell in cells))
         if axis in found.dims and axis not in found.coords and found.sizes[axis] == len(places):
             found = found.assign_coords({axis: places})
     return found
@@ -110,8 +111,3 @@ def _on_axes(rows: NDArray[Any], places: tuple[NDArray[np.intp], ...], shape: tu
     found = np.full((*shape, *rows.shape[1:]), missing if not full else rows.flat[0], kind)
     found[places] = rows
     return found
-
-
-def _axes(cells: Sequence[Cell]) -> dict[str, list[object]]:
-    """Return the values of every axis of the grid, in order."""
-    return {name: list(dict.fromkeys(cell[name] for cell in cells)) for name in (cells[0] if cells else ())}

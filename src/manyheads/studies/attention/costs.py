@@ -4,7 +4,7 @@ Counts are taken from the traced programs of the networks, independently of the 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -54,6 +54,7 @@ class Costs(st.Study):
         identifier="1706.03762",
         locus="section 4, table 1",
     )
+    grid = {"model": MODELS, "length": "lengths"}
 
     width: int = st.setting(64, "model dimension d, of all three models", small=8, full=768)
     heads: int = st.setting(4, "heads of the attention block", small=2, full=12)
@@ -66,10 +67,7 @@ class Costs(st.Study):
     )
     batch: int = st.setting(2, "sequences at a time", full=1)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(model=MODELS, length=self.lengths)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         places = [(model, length) for model in MODELS for length in self.lengths]
 
         def table(form: Callable[..., int], *options: bool) -> np.ndarray:
@@ -82,11 +80,10 @@ class Costs(st.Study):
             "training_flops": (GRID, table(self._closed_form, True), FLOPS["training_flops"], "FLOP"),
             "chain": (GRID, table(self._chain), CHAIN),
             "crossover": ((), edge, "length at which the attention core costs as much as the rest", "tokens"),
-            "model": ("model", list(MODELS), "model"),
             "length": ("length", list(self.lengths), "sequence length", "tokens"),
         }
 
-    def train(self, key: jax.Array, model: str, length: int) -> st.Record:
+    def train(self, key: st.Key, model: str, length: int) -> st.Record:
         """Count the programs of one model at one length, and time its forward pass."""
         network = self._model(model, key, length)
         x = jax.random.normal(key, (self.batch, length, self.width), jnp.float32)
@@ -106,7 +103,7 @@ class Costs(st.Study):
             found[name] = ((), seconds, {"long_name": label, "units": "s", "deterministic": False})
         return found
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         edge, first = float(theory["crossover"]), trained["flops"].isel(replicate=0)
         attention = first.sel(model="transformer")
         yield st.Claim(
@@ -140,7 +137,7 @@ class Costs(st.Study):
             expected="refuted",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         closed, *found = (
             {model: values.sel(model=model) for model in MODELS}
             for values in (theory["flops"], trained["flops"], trained["chain"], 1e3 * trained["seconds"])
@@ -194,7 +191,7 @@ class Costs(st.Study):
         # Queries, logits, mixing, output, MLP in, MLP out; or two layers, and one more after the pool.
         return 1 + (6 if model == "transformer" else 3)
 
-    def _model(self, model: str, key: jax.Array, length: int) -> Any:
+    def _model(self, model: str, key: st.Key, length: int) -> Any:
         inputs = VectorInput(self.width)
         if model == "transformer":
             config = TransformerConfig(
@@ -213,9 +210,7 @@ class Costs(st.Study):
         return seconds_of(_core, *core), seconds_of(_rest, x, square, block.mlp_in, block.mlp_out)
 
 
-@eqx.filter_jit
-def _forward(model: Any, x: jax.Array) -> jax.Array:
-    return model(x)
+_forward = eqx.filter_jit(lambda model, x: model(x))
 
 
 @jax.jit

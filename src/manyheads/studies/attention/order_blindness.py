@@ -4,7 +4,6 @@ Three networks of equally many weights are trained on the same batches. The outp
 frequencies of the symbols alone, and the best accuracy of any such network is known exactly.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -55,6 +54,7 @@ class OrderBlindness(st.Study):
         identifier="1703.06114",
         locus="theorem 2: what a permutation-invariant function is; the ceiling is derived here",
     )
+    grid = {"model": MODELS, "length": "lengths"}
 
     lengths: tuple[int, ...] = st.sweep(
         (8, 16, 32),
@@ -77,10 +77,7 @@ class OrderBlindness(st.Study):
             wanted = f"expected {SEGMENTS} steps or more at the shortest length"
             raise st.UsageError(f"steps_per_token={self.steps_per_token}: {wanted}")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(model=MODELS, length=self.lengths)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the best accuracy of a network that is independent of order, exactly."""
         ceilings = [float(Recall(length, self.symbols).ceiling) for length in self.lengths]
         return {
@@ -88,7 +85,7 @@ class OrderBlindness(st.Study):
             "length": ("length", list(self.lengths), "sequence length", "tokens"),
         }
 
-    def train(self, key: jax.Array, model: str, length: int) -> st.Record:
+    def train(self, key: st.Key, model: str, length: int) -> st.Record:
         task, steps = Recall(length, self.symbols), self._steps(length)
         for_model, for_batches, for_test = jax.random.split(key, 3)
         network = self._model(model, length, for_model)
@@ -113,7 +110,7 @@ class OrderBlindness(st.Study):
             "attending": ("attending", np.arange(length), "position"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         accuracy, longest = trained["accuracy"], max(self.lengths)
         noise = 2.6 * 0.5 / (TESTED * len(self.lengths)) ** 0.5
         last = accuracy.sel(length=longest)
@@ -146,7 +143,7 @@ class OrderBlindness(st.Study):
             resolution=1 / TESTED,
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         by_lag = trained["accuracy_by_lag"].isel(length=-1)
         found, by_distance = (
             {model: each.sel(model=model) for model in MODELS} for each in (trained["accuracy"], by_lag)
@@ -205,7 +202,7 @@ class OrderBlindness(st.Study):
         target = jax.eval_shape(lambda: self._model("transformer", length, jax.random.key(0)))
         return match_hidden(start, count_weights(target))
 
-    def _model(self, kind: str, length: int, key: jax.Array) -> Any:
+    def _model(self, kind: str, length: int, key: st.Key) -> Any:
         if kind == "transformer":
             config = self._transformer(length)
             return initialize(config, standard_scaling(config.shape, config.inputs, config.mlp_ratio), key)
@@ -219,6 +216,4 @@ def _optimizer(learning_rate: float, steps: int) -> optax.GradientTransformation
     return optax.adam(schedule, b2=0.99)
 
 
-@eqx.filter_jit
-def _guess(model: Any, tokens: jax.Array) -> jax.Array:
-    return model(tokens).argmax(-1)
+_guess = eqx.filter_jit(lambda model, tokens: model(tokens).argmax(-1))

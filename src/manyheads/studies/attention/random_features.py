@@ -1,7 +1,5 @@
 """`attention/random-features`: error of the softmax kernel estimated from random features, by lemma 2 of Performer."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,21 +31,19 @@ class RandomFeatures(st.Study):
         locus="lemma 2",
     )
     vectorized = True
+    grid = {"kind": LAWS, "cosine": "cosines", "features": "features"}
 
     features: tuple[int, ...] = st.sweep((64, 256, 1024), "Features m", small=(8, 32), full=(64, 256, 1024, 4096))
     cosines: tuple[float, float] = st.setting((-0.8, 0.8), "Cosine of query and key: opposite first, aligned last")
     length: float = st.setting(0.5, "Length of query and key", above=0)
     trials: int = st.setting(8000, "Estimates of a replicate", least=10, small=500)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(kind=tuple(LAWS), cosine=self.cosines, features=self.features)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         total, gap = (2 * self.length**2 * (1 + sign * np.asarray(self.cosines)) for sign in (1, -1))  # s, d
         errors = np.stack([np.expm1(total), 2 * np.sinh(gap / 2) ** 2])[..., None] / np.asarray(self.features)
         return {"error": (("kind", "cosine", "features"), errors, "relative mean square error")}
 
-    def train(self, key: jax.Array, kind: str, cosine: float, features: int) -> st.Record:
+    def train(self, key: st.Key, kind: str, cosine: float, features: int) -> st.Record:
         """Estimate the kernel many times; features count in the plane of query and key alone."""
         query, other = self.length * jnp.array([[1.0, 0.0], [cosine, (1 - cosine**2) ** 0.5]])
         w = jax.random.normal(key, (self.trials, features, 2), jnp.float64)
@@ -58,7 +54,7 @@ class RandomFeatures(st.Study):
         error = jnp.mean((estimates / jnp.exp(query @ other) - 1) ** 2)
         return {"error": ((), error, "relative mean square error")}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for kind, law in LAWS.items():
             error = trained["error"].sel(kind=kind, cosine=self.cosines[0])
             yield st.Claim(

@@ -11,7 +11,6 @@ product of random matrices is smaller by about :math:`(3\,\mathbb E[\tanh'^4]/\m
 One block of attention at init stands beside it.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -78,7 +77,7 @@ class VanishingGradients(st.Study):
         recurrent = st.grid(network=("recurrent",), gain=self.gains, layers=self.layers, length=(self.tokens,))
         return recurrent + st.grid(network=("attention",), gain=(1.0,), layers=(1,), length=self.lengths)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the squared gradients of the mean-field theory, and their exponent per token."""
         curves = np.array([[self._theory(gain, layers) for layers in self.layers] for gain in self.gains])
         return {
@@ -90,7 +89,7 @@ class VanishingGradients(st.Study):
             "token": ("token", np.arange(self.tokens), "token"),
         }
 
-    def train(self, key: jax.Array, network: str, gain: float, layers: int, length: int) -> st.Record:
+    def train(self, key: st.Key, network: str, gain: float, layers: int, length: int) -> st.Record:
         if network == "attention":
             curve, exponent, level = np.full(self.tokens, np.nan), np.nan, self._attention(key, length)
         else:
@@ -103,7 +102,7 @@ class VanishingGradients(st.Study):
             "token": ("token", np.arange(self.tokens), "token"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         deepest = self.layers[-1]
         exponent = trained["exponent"].sel(network="recurrent", length=self.tokens)
         init = exponent.sel(gain=1.0)
@@ -137,7 +136,7 @@ class VanishingGradients(st.Study):
             "a token has the weight 1/n; with logits of variance one corrections are of relative size e^4/n",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         gradient = trained["gradient"].sel(network="recurrent", length=self.tokens)
         for layers, shows in ((self.layers[0], "the factor chi"), (self.layers[-1], "Depth acts like length")):
             recurrent, law = (
@@ -170,7 +169,7 @@ class VanishingGradients(st.Study):
         distance -= distance.mean()
         return (logs * distance).sum(-1) / (distance**2).sum()
 
-    def _recurrent(self, key: jax.Array, gain: float, layers: int) -> np.ndarray:
+    def _recurrent(self, key: st.Key, gain: float, layers: int) -> np.ndarray:
         """Return the squared gradient by each token, averaged over sequences, (T,)."""
         for_model, for_inputs = jax.random.split(key)
         config = BaselineConfig(VectorInput(self.width), 1, self.width, self.width, layers)
@@ -183,7 +182,7 @@ class VanishingGradients(st.Study):
         inputs = self.drive**0.5 * jax.random.normal(for_inputs, shape, jnp.float64)
         return np.asarray(_squared_gradients(model, inputs).mean(0))
 
-    def _attention(self, key: jax.Array, length: int) -> float:
+    def _attention(self, key: st.Key, length: int) -> float:
         """Return the squared gradient of the last token's output by one of the others, averaged over them."""
         for_model, for_inputs = jax.random.split(key)
         shape, inputs = Shape(KEY_DIM, self.width // KEY_DIM, 1), VectorInput(self.width)

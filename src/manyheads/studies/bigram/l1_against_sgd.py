@@ -7,9 +7,7 @@ the scale, at the smallest held-out loss and at the end: the conclusions differ 
 
 import itertools
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -52,6 +50,7 @@ class L1AgainstSGD(st.Study):
     revision = 3
     claim = "An l1 penalty lowers the raw loss; rounded, plain SGD recovers the task too"
     source = REN
+    grid = {"descent": DESCENTS, "batch": "batches"}
 
     batches: tuple[int, ...] = st.sweep((32, 128, 512), "samples of a step", small=(64, 128), full=(64, 256))
     length: int = st.setting(500, "T of the task", small=80, full=5000)
@@ -68,10 +67,7 @@ class L1AgainstSGD(st.Study):
         if self.samples < needed:
             raise st.UsageError(f"samples={self.samples}: give {needed:.0f} or more, to escape at the largest batch")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(descent=tuple(DESCENTS), batch=self.batches)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         r"""Return the final loss of plain SGD, from the signal system with noise, and the share renewed by a step.
 
         A step keeps :math:`1 - \eta|A|^2/K_Q` of the values; the renewed share grows with the attention's noise.
@@ -89,7 +85,7 @@ class L1AgainstSGD(st.Study):
             "renewed": ("batch", renewed, "share of the values that a step renews"),
         }
 
-    def train(self, key: jax.Array, descent: str, batch: int) -> st.Record:
+    def train(self, key: st.Key, descent: str, batch: int) -> st.Record:
         task, seed = setups.redraw(self._task(), key), setups.replicate_seed(key)
         first = self._first(task, batch)
         for_held_out, for_fit = (np.random.default_rng([*seed, number]) for number in (1, 2))
@@ -114,7 +110,7 @@ class L1AgainstSGD(st.Study):
             "flipped": ((), float(stage_one.flipped), "sign-flipped solution"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         smallest, largest = self.batches[0], self.batches[-1]
         slow = np.flatnonzero(theory["renewed"] < SLOW).tolist() or [-1]  # to which the signal system applies
         sgd, strong = (trained["excess"].sel(descent=name, drop=True) for name in ("sgd", "strong"))
@@ -130,14 +126,10 @@ class L1AgainstSGD(st.Study):
             "that of gradient flow",
             "excess loss, measured over predicted (log2), worst batch size",
         )
-        yield st.Claim(
-            f"With early stopping the l1 penalty reduces the raw excess loss at a batch of {largest} (in doublings)",
-            np.log2(gain.sel(moment="best", stage="raw", batch=largest)),
-            st.near(1, (1, math.inf)),
-            "an inequality between paired runs: the log2 ratio of the losses is above zero",
-            GAIN,
-            resolution=setups.ROUNDING,
-        )
+        text = f"With early stopping the l1 penalty reduces the raw excess loss at a batch of {largest} (in doublings)"
+        figure = np.log2(gain.sel(moment="best", stage="raw", batch=largest))
+        basis = "an inequality between paired runs: the log2 ratio of the losses is above zero"
+        yield st.Claim(text, figure, st.near(1, (1, math.inf)), basis, GAIN, resolution=setups.ROUNDING)
         yield st.Claim(
             "Without early stopping the strong l1 penalty reduces the raw excess loss at every batch size",
             np.log2(last.sel(stage="raw").min("batch")),
@@ -179,7 +171,7 @@ class L1AgainstSGD(st.Study):
             resolution=setups.ROUNDING,
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         for (moment, stage), shows in DRAWN.items():
             losses, title = trained["excess"].sel(moment=moment, stage=stage), f"{STAGES[stage]}, {MOMENTS[moment]}"
             found = {label: losses.sel(descent=descent) for descent, label in DESCENTS.items()}

@@ -1,11 +1,9 @@
 """`bigram/lags`: planted lags on real text are found by regression where counting each lag by itself is misled."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -37,6 +35,7 @@ class PlantedLags(st.Study):
     unread_prediction = (
         "guessing's recall is drawn beside the curves; the claims compare the fit with counting and with a bigram table"
     )
+    grid = {"samples": "sizes"}
 
     text: Path | None = st.setting(None, "a UTF-8 file; by default Python's own documentation")
     sizes: tuple[int, ...] = st.sweep(
@@ -46,10 +45,7 @@ class PlantedLags(st.Study):
     planted: int = st.setting(2, "lags of every symbol's target, from 1 to L - 1", least=1, below="lags", small=1)
     vocabulary: int = st.setting(32, "the most frequent characters in lower case, and one for all others", small=8)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(samples=self.sizes)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return what guessing finds: the ceiling of everything that sees nothing."""
         chance = self.planted / (self.lags - 1)
         return {
@@ -57,7 +53,7 @@ class PlantedLags(st.Study):
             "recall": ("size", [chance] * len(self.sizes), "share of lags that guessing finds"),
         }
 
-    def train(self, key: jax.Array, samples: int) -> st.Record:
+    def train(self, key: st.Key, samples: int) -> st.Record:
         """Plant lags on pieces of the text and look for them; then fit the text's own next character."""
         vocabulary, tokens, table = prepare(self.text, self.vocabulary)
         symbols = len(vocabulary)
@@ -94,7 +90,7 @@ class PlantedLags(st.Study):
             "symbols": ("symbol", names, "present character", None),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         place = next((number for number, size in enumerate(self.sizes) if size >= ENOUGH), len(self.sizes) - 1)
         size, last, at_size = self.sizes[place], self.sizes[-1], trained.isel(samples=place)
         grain, found = 1 / (2 * self.planted * size), f"the planted lags at {size:,} samples (share of the lags)"
@@ -120,7 +116,7 @@ class PlantedLags(st.Study):
             quantity = "loss of the bigram table minus that of the fit"
             yield st.Claim(text, loss.sel(model="bigram") - loss.sel(model="fitted"), st.above(0), basis, quantity)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         last = trained.isel(samples=-1)
         pattern = last["pattern"].isel(replicate=0).transpose("symbol", "lag").values
         pattern = pattern / np.maximum(pattern.sum(1, keepdims=True), 1e-300)

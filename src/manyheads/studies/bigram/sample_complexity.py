@@ -5,11 +5,9 @@ scaling law T (ln T + 1.3) / (kappa2 K_P K_Q) and with the signal system, which 
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -74,7 +72,7 @@ class SampleComplexity(st.Study):
         rows += [("reduced", *row) for row in sorted(simulated)]
         return tuple(st.Cell(engine=e, vocabulary=v, length=t, noise=float(r)) for e, v, t, r in rows)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         cells = self.cells()
         systems = [self._system(**dict(cell)) for cell in cells]  # type: ignore[arg-type]
         escapes = [min(predict_escape(system, ESCAPED), self._most_steps(system)) for system in systems]  # as of a run
@@ -87,7 +85,7 @@ class SampleComplexity(st.Study):
             "scaling_law": ("setting", scaling, TIME),
         }
 
-    def train(self, key: jax.Array, engine: str, vocabulary: int, length: int, noise: float) -> st.Record:
+    def train(self, key: st.Key, engine: str, vocabulary: int, length: int, noise: float) -> st.Record:
         seed = setups.replicate_seed(key)
         task = self._task(np.random.default_rng(seed), vocabulary, length)
         system = self._system(engine, vocabulary, length, noise)
@@ -111,17 +109,13 @@ class SampleComplexity(st.Study):
             "escaped": ((), float(escaped.mean()), "share of escaped runs"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         sgd, reduced = (self._along("length", trained, engine) for engine in ("sgd", "reduced"))
         divided = "exponent of T after division by ln T + 1.3"
-        yield st.Claim(
-            "Under SGD the samples of the plateau escape grow as T (ln T + 1.3) (exponent after division)",
-            _slope(sgd["time"] / (st.log(sgd["length"]) + STAGE_ONE_OFFSET)),
-            st.near(1, 0.05),
-            "an offset wrong by 1.5 changes the slope by .03 over these lengths, finite steps by .01; rounded up",
-            divided,
-            resolution=_grain(self.lengths, SPACING),
-        )
+        text = "Under SGD the samples of the plateau escape grow as T (ln T + 1.3) (exponent after division)"
+        figure = _slope(sgd["time"] / (st.log(sgd["length"]) + STAGE_ONE_OFFSET))
+        basis = "an offset wrong by 1.5 changes the slope by .03 over these lengths, finite steps by .01; rounded up"
+        yield st.Claim(text, figure, st.near(1, 0.05), basis, divided, resolution=_grain(self.lengths, SPACING))
         yield st.Claim(
             "Under SGD the samples of the plateau escape grow as T, without the logarithm (exponent)",
             _slope(sgd["time"]),
@@ -131,14 +125,10 @@ class SampleComplexity(st.Study):
             "refuted",
             resolution=_grain(self.lengths, SPACING),
         )
-        yield st.Claim(
-            f"In the reduced model, up to T = {self.longest[-1]:,}, the samples grow as T (ln T + 1.3) (exponent)",
-            _slope(reduced["time"] / (st.log(reduced["length"]) + STAGE_ONE_OFFSET)),
-            st.near(1, 0.03),
-            "an offset wrong by 1.5 changes the slope by .01 over these lengths; tripled",
-            divided,
-            resolution=_grain(self.longest, self.growth),
-        )
+        text = f"In the reduced model, up to T = {self.longest[-1]:,}, the samples grow as T (ln T + 1.3) (exponent)"
+        figure = _slope(reduced["time"] / (st.log(reduced["length"]) + STAGE_ONE_OFFSET))
+        basis = "an offset wrong by 1.5 changes the slope by .01 over these lengths; tripled"
+        yield st.Claim(text, figure, st.near(1, 0.03), basis, divided, resolution=_grain(self.longest, self.growth))
 
         lengths, vocabularies, noises = (self._along(axis, trained)["time"] for axis in AXES)
         ratio, first, last = "samples, measured over predicted", self.vocabularies[0], self.vocabularies[-1]
@@ -183,16 +173,12 @@ class SampleComplexity(st.Study):
             bounds=(-1, 1),
             resolution=1 / (self.simulated * len(self.noises)),
         )
-        yield st.Claim(
-            "Training from scratch reaches the solution with the right signs at every noise ratio (share of flips)",
-            flipped.isel(noise=-1),
-            st.near(0, 0.05),
-            "the claim as a bound, at the largest ratio",
-            "share of sign flips",
-            "refuted",
-            bounds=(0, 1),
-            resolution=1 / self.simulated,
-        )
+        text = "Training from scratch reaches the solution with the right signs at every noise ratio (share of flips)"
+        figure = flipped.isel(noise=-1)
+        region = st.near(0, 0.05)
+        basis = "the claim as a bound, at the largest ratio"
+        quantity = "share of sign flips"
+        yield st.Claim(text, figure, region, basis, quantity, "refuted", bounds=(0, 1), resolution=1 / self.simulated)
         yield st.Claim(
             "Under SGD the probability of flipped signs is Phi(-1/rho)",
             self._along("length", trained, "sgd")["flipped"].mean("length"),
@@ -203,7 +189,7 @@ class SampleComplexity(st.Study):
             resolution=1 / (self.runs * len(self.lengths)),
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         longer, sgd = self._along("length", trained), self._along("length", trained, "sgd")
         transition, attention = self._squared_norms(self.vocabularies[0], longer["length"])
         law = self._along("length", theory)["scaling_law"] / (self.noise * transition * attention)

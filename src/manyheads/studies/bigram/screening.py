@@ -1,8 +1,5 @@
 """`bigram/screening`: samples of chi-square screening, of the position ranking and of the plateau escape by length."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -33,6 +30,7 @@ class ScreeningCost(st.Study):
     claim = "Screening finds the positions of a sparse contextual bigram in O(log T) samples"
     source = REN.at("abstract: from scratch it is polynomial in the length; screening and its samples are derived here")
     revision = 3
+    grid = {"length": "lengths"}
 
     lengths: tuple[int, ...] = st.sweep(
         (250, 1000, 4000, 16_000), "context lengths T", small=(20, 40), full=(250, 1000, 4000, 16_000, 64_000)
@@ -47,10 +45,7 @@ class ScreeningCost(st.Study):
         if not self.lengths[0] <= self.trained_length:
             raise st.UsageError(f"trained_length={self.trained_length}: give {self.lengths[0]} or more")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(length=self.lengths)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the predicted samples without a fit; ranking takes so many paths that their error is small."""
         tasks, rng = [self._screened(length) for length in self.lengths], np.random.default_rng(self.task)
         ranked = [geometric_mean(predict_position_ranking(task, NOISE_RATIO, rng, PATIENCE)) for task in tasks]
@@ -59,7 +54,7 @@ class ScreeningCost(st.Study):
         axis = {"length": ("length", list(self.lengths), "context length", "tokens")}
         return axis | {name: ("length", figures[name], label, "samples") for name, label in NAMES.items()}
 
-    def train(self, key: jax.Array, length: int) -> st.Record:
+    def train(self, key: st.Key, length: int) -> st.Record:
         """Draw samples until screening ranks all positions first; train by SGD until it does, and until it escapes."""
         streams = [stream.spawn(2) for stream in st.generator(key).spawn(self.searches)]  # the same at every length
         screened = [search(drawn, self._task(length, places), _statistics)[0] for places, drawn in streams]
@@ -70,7 +65,7 @@ class ScreeningCost(st.Study):
         figures = {"samples": geometric_mean(screened), "ranked": geometric_mean(ranked), "escaped": escaped}
         return {name: ((), figures[name], label, "samples") for name, label in NAMES.items()}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         samples, ranked, escaped = (trained[name] for name in ("samples", "ranked", "escaped"))
         ends = [predict_screening(self._screened(length)) for length in (250, 64_000)]
         allowed = float(np.log(2.5) / np.log(ends[1] / ends[0]))
@@ -131,7 +126,7 @@ class ScreeningCost(st.Study):
             resolution=GRAIN / 2,
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         title = "Samples until all positions are right, and until the plateau escape"
         curves = [{label: data[name] for name, label in NAMES.items()} for data in (trained, theory)]
         note = "Bands: replicates. Dashed: predictions without a fitted constant."

@@ -6,10 +6,8 @@ weights.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -33,6 +31,7 @@ class Softmax(st.Study):
     revision = 3
     claim = "Softmax and linear heads train alike early, and to the end for equal weights"
     source = REN
+    grid = {"head": HEADS, "share": "shares"}
 
     shares: tuple[float, ...] = st.sweep(
         (0.5, 0.52, 0.62), "planted first weights, from .5 (equal) up", least=0.5, below=0.85, small=(0.5, 0.62)
@@ -48,10 +47,7 @@ class Softmax(st.Study):
         if self.shares[0] != 0.5:
             raise st.UsageError(f"shares={self.shares}: give 0.5 first")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(head=tuple(HEADS), share=self.shares)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         pairs = [(share, 1 - share) for share in self.shares]
         runner = [softmax_training.predict_second_weight(self.length, *pair) for pair in pairs]
         alone = [0.0 if larger == smaller else smaller**2 / (larger**2 + smaller**2) for larger, smaller in pairs]
@@ -60,7 +56,7 @@ class Softmax(st.Study):
             "excess": ("share", alone, "excess loss of the first position alone"),
         }
 
-    def train(self, key: jax.Array, head: str, share: float) -> st.Record:
+    def train(self, key: st.Key, head: str, share: float) -> st.Record:
         seed, by_token = setups.replicate_seed(key), 0.0
         drawn = draw_bigram_task(np.random.default_rng([*seed, 3]), self.vocabulary, self.length, 2)  # for all cells
         task = replace(drawn, weights=np.tile([share, 1 - share], (self.vocabulary, 1)))
@@ -89,7 +85,7 @@ class Softmax(st.Study):
             "by_token": ((), by_token, "largest logit of a token"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         last = self.shares[-1]
         unequal = f"q = ({last:g}, {1 - last:g})"
         reached, found = trained["reached"].sel(share=0.5), trained["found"]
@@ -122,13 +118,10 @@ class Softmax(st.Study):
             "weight grows at a rate of its square",
             "second weight, measured over predicted (log2)",
         )
-        yield st.Claim(
-            f"For {unequal} the softmax head keeps the excess loss q2^2/(q1^2 + q2^2) of its first position alone",
-            final.sel(head="softmax"),
-            st.near(alone, 0.1),
-            "closed form; noise of values and attention adds a few hundredths",
-            "relative excess loss",
-        )
+        text = f"For {unequal} the softmax head keeps the excess loss q2^2/(q1^2 + q2^2) of its first position alone"
+        basis = "closed form; noise of values and attention adds a few hundredths"
+        quantity = "relative excess loss"
+        yield st.Claim(text, final.sel(head="softmax"), st.near(alone, 0.1), basis, quantity)
         for words, head, share, basis in (
             ("equal weights the softmax head", "softmax", 0.5, ""),
             (f"{unequal} the linear head", "linear", last, ", whose weights grow in proportion"),
@@ -157,7 +150,7 @@ class Softmax(st.Study):
             "relative excess loss",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         for share, shows in ((0.5, "For equal weights softmax"), (self.shares[-1], "the softmax head keeps")):
             title = f"Loss with weights {share:g} and {1 - share:g}"
             found = {label: trained["excess"].sel(share=share, head=head) for head, label in HEADS.items()}

@@ -5,10 +5,8 @@ the attention; scores and chi-square statistics see one position at a time, whos
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -37,6 +35,7 @@ class Sparsity(st.Study):
     name = "bigram/sparsity"
     claim = "Samples grow as Q from scratch, and as Q^2 where positions are scored one by one"
     source = REN.at("abstract: poly(N, Q) samples; the powers of Q are derived here")
+    grid = {"sparsity": "sparsities"}
 
     sparsities: tuple[int, ...] = st.sweep((1, 2, 4, 8), "numbers of positions Q", small=(1, 2), full=(1, 2, 4, 8, 16))
     length: int = st.setting(1000, "T", small=30, full=8000)
@@ -50,10 +49,7 @@ class Sparsity(st.Study):
         if self.length < 2 * self.sparsities[-1] + 3:
             raise st.UsageError(f"length={self.length}: give more than twice the largest of {self.sparsities}")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(sparsity=self.sparsities)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         tasks = [self._task(sparsity, np.random.default_rng(0)) for sparsity in self.sparsities]
         steps = [balanced_steps(task, FIRST_GROWTH, self.noise) for task in tasks]
         systems = [signal_system(task, settings) for task, settings in zip(tasks, steps, strict=True)]
@@ -65,7 +61,7 @@ class Sparsity(st.Study):
         axis = {"sparsity": ("sparsity", list(self.sparsities), "attended positions Q")}
         return axis | {name: ("sparsity", figures[name], label, "samples") for name, label in NAMES.items()}
 
-    def train(self, key: jax.Array, sparsity: int) -> st.Record:
+    def train(self, key: st.Key, sparsity: int) -> st.Record:
         rng = np.random.default_rng([*replicate_seed(key), sparsity])
         task = self._task(sparsity, rng)
         settings = balanced_steps(task, FIRST_GROWTH, self.noise)
@@ -81,7 +77,7 @@ class Sparsity(st.Study):
         figures = [median_escape(steps, escape.flipped, most) * settings.batch, *map(geometric_mean, found.T)]
         return {name: ((), value, NAMES[name], "samples") for name, value in zip(NAMES, figures, strict=True)}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         q = self.sparsities
         doublings = math.log2(q[-1] / q[0])
         half = 0.5 / doublings
@@ -118,7 +114,7 @@ class Sparsity(st.Study):
                 resolution=GRAIN / 2,
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         title = f"Samples by the number of attended positions, {self.length:,} tokens"
         curves = [{label: data[name] for name, label in NAMES.items()} for data in (trained, theory)]
         note = "Bands: replicates. Dashed: predictions without a fitted constant."

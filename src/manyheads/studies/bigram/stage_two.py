@@ -9,10 +9,8 @@ deviations at the solution become :math:`r/\alpha_V`, 4.2 become about 2.5, and 
 after its minimum.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -37,6 +35,7 @@ class StageTwo(st.Study):
     revision = 3
     claim = "Initialized with signal, proximal SGD needs samples independent of the length"
     source = REN
+    grid = {"descent": METHODS, "length": "lengths"}
 
     lengths: tuple[int, ...] = st.sweep(
         (125, 500, 2000), "context lengths T", small=(40, 80), full=(500, 2000, 8000, 32000)
@@ -53,10 +52,7 @@ class StageTwo(st.Study):
         if self.samples < self.batch * RECORDS:
             raise st.UsageError(f"samples={self.samples}: give at least {RECORDS} steps, {RECORDS * self.batch}")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(descent=tuple(METHODS), length=self.lengths)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         found = [self._predict(length) for length in self.lengths]
         curves, signals = (np.stack(part, axis=1) for part in zip(*found, strict=True))
         dims = ("descent", "length", "progress")
@@ -67,7 +63,7 @@ class StageTwo(st.Study):
             "value_signal": (dims, signals, setups.VALUES),
         }
 
-    def train(self, key: jax.Array, descent: str, length: int) -> st.Record:
+    def train(self, key: st.Key, descent: str, length: int) -> st.Record:
         task = setups.lengthen(setups.redraw(self._task(self.lengths[0]), key), length)
         settings, init = self._settings(task, descent), setups.partial_solution(task, INIT)
         seen = record(task, init, settings, self._steps(), RECORDS, seed=setups.replicate_seed(key))
@@ -81,7 +77,7 @@ class StageTwo(st.Study):
             "rounded": ((), rounded.excess, "excess loss after rounding"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         first, last = self.lengths[0], self.lengths[-1]
         best, law = (data["excess"].min("progress") for data in (trained, theory))
         growth, predicted = (each.sel(length=last) / each.sel(length=first) for each in (best, law))
@@ -138,7 +134,7 @@ class StageTwo(st.Study):
             resolution=0.5 / self.vocabulary,
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         lowest = (data["excess"].min("progress") for data in (trained, theory))
         found, law = ({label: data.sel(descent=method) for method, label in METHODS.items()} for data in lowest)
         note = "Raw iterates. Dashed: the signal system with noise, and noiseless descent with the penalty."

@@ -1,9 +1,7 @@
 """`bigram/transfer`: samples of transfer by the correlation rho of a pretrained value matrix, and its pilot test."""
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -27,6 +25,7 @@ class TransferCost(st.Study):
         "abstract: a positive correlation suffices for transfer; the dependence on rho and the test are derived here"
     )
     revision = 2
+    grid = {"length": "lengths"}
 
     correlations: tuple[float, ...] = st.sweep(
         (1.0, 0.7, 0.5, 0.35, 0.25),
@@ -45,10 +44,7 @@ class TransferCost(st.Study):
     sparsity: int = st.setting(2, "Q of the task")
     task: int = st.setting(4, "seed of the transition and the weights")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(length=self.lengths)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         tasks = [self._task(length, np.random.default_rng(0)) for length in self.lengths]
         needed = [predict_transfer(task, task.centred) for task in tasks]
         return {
@@ -57,7 +53,7 @@ class TransferCost(st.Study):
             "screening": ("length", [predict_screening(task) for task in tasks], "screening", "samples"),
         }
 
-    def train(self, key: jax.Array, length: int) -> st.Record:
+    def train(self, key: st.Key, length: int) -> st.Record:
         """Draw samples until the scores of every matrix rank all positions first, and test every matrix on a pilot."""
         figures: list[np.ndarray] = []
         tested: list[tuple[float, float, float]] = []
@@ -81,7 +77,7 @@ class TransferCost(st.Study):
             "strongest": (along, strongest, "largest score of the pilot", "standard deviations"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         samples, rho = trained["samples"], trained["correlation"]
         constant = (samples * rho**2).prod("correlation", skipna=False) ** (1 / len(rho))  # geometric means
         constant = constant.assign_attrs(long_name="samples times rho^2")
@@ -123,7 +119,7 @@ class TransferCost(st.Study):
             "estimated over true correlation",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         rho, constant, screening = trained["correlation"], theory["constant"], theory["screening"]
         title, what = "Samples until all positions are right", "samples until all positions rank first [samples]"
         found = {f"{length:,} tokens": trained["samples"].sel(length=length) for length in self.lengths}

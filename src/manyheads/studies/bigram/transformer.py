@@ -6,7 +6,6 @@ another transition, or with targets that depend on nothing. The embeddings of po
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -45,6 +44,7 @@ class BigramTransformer(st.Study):
     name = "bigram/transformer"
     claim = "A two-layer transformer with Adam learns the task in two stages, and transfers"
     source = REN.at("abstract: two stages, and transfer of pretrained values; linear attention")
+    grid = {"init": INITS, "length": "lengths"}
 
     lengths: tuple[int, ...] = st.sweep(
         (8, 32), "context lengths T; weights are pretrained at the first", small=(4, 6), full=(8, 32, 128)
@@ -58,10 +58,7 @@ class BigramTransformer(st.Study):
     steps: int = st.setting(320, "steps, those of the pretraining too", least=RECORDS, small=RECORDS, full=1600)
     learning_rate: float = st.setting(3e-3, "learning rate of Adam", above=0)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(init=tuple(INITS), length=self.lengths)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the growth of the plateau escape of linear attention, T (ln T + 1.3) up to a factor."""
         lengths = np.asarray(self.lengths, float)
         law = lengths * (np.log(lengths) + STAGE_ONE_OFFSET)
@@ -70,7 +67,7 @@ class BigramTransformer(st.Study):
             "growth": ("length", law / law[0], "samples of linear attention over those of the first length"),
         }
 
-    def train(self, key: jax.Array, init: str, length: int) -> st.Record:
+    def train(self, key: st.Key, init: str, length: int) -> st.Record:
         for_first, for_model, for_batches, for_probe = jax.random.split(key, 4)
         task = self._task(replicate_seed(key), length)
         model = initialize_transformer(task, self._shape, for_model)
@@ -95,7 +92,7 @@ class BigramTransformer(st.Study):
             "alone": ((), probe.first_alone, "excess loss of the first position alone"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         last, half = self.lengths[-1], trained["half"]
         scratch, at_last = trained.sel(init="scratch", length=last), half.sel(length=last)
         yield st.Claim(
@@ -158,7 +155,7 @@ class BigramTransformer(st.Study):
             resolution=1 / RECORDS,
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         last, half = trained.isel(length=-1), trained["half"]
         for name, title, shows in (
             ("excess", "Loss", ("Training from scratch has", "same transition halve")),
@@ -184,7 +181,7 @@ class BigramTransformer(st.Study):
         task = draw_bigram_task(rng, self.vocabulary, self.lengths[0], self.sparsity)
         return redraw_positions(task, length, np.random.default_rng([*seed, 4, length]))
 
-    def _pretrain(self, seed: list[int], init: str, key: jax.Array) -> Transformer:
+    def _pretrain(self, seed: list[int], init: str, key: st.Key) -> Transformer:
         drawn = draw_bigram_task(np.random.default_rng([*seed, 5]), self.vocabulary, self.lengths[0], self.sparsity)
         task = drawn if init == "other" else replace(drawn, transition=self._task(seed, self.lengths[0]).transition)
         source = source_of(task, self.batch)

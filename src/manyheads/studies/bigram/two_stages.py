@@ -6,9 +6,7 @@ refit, whose excess loss has a closed form.
 """
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -49,6 +47,7 @@ class TwoStages(st.Study):
     claim = "The two-stage algorithm recovers all positions; the refit error is of order 1/n"
     source = REN
     revision = 4
+    grid = {"run": ("sgd", "algorithm")}
 
     length: int = st.setting(500, "T of the task", small=60, full=5000)
     vocabulary: int = st.setting(3, "N of the task")
@@ -67,10 +66,7 @@ class TwoStages(st.Study):
             given = f"batch={self.batch}, noise_ratio={self.noise_ratio}"
             raise st.UsageError(f"{given}: stage one has fewer than {RECORDS} steps; lower either")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(run=("sgd", "algorithm"))
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         task = self._task()
         settings, steps = self._settings(task), self._record_steps(task)
         system = setups.signal_system(task, settings)
@@ -93,7 +89,7 @@ class TwoStages(st.Study):
             "refit": ((), refit, FIGURES["refit"]),
         }
 
-    def train(self, key: jax.Array, run: str) -> st.Record:
+    def train(self, key: st.Key, run: str) -> st.Record:
         task, seed = setups.redraw(self._task(), key), setups.replicate_seed(key)
         steps = self._record_steps(task)
         curves = dict.fromkeys(CURVES, np.full(len(steps), np.nan))
@@ -130,7 +126,7 @@ class TwoStages(st.Study):
             "flipped": float(done.flipped),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         sgd, algorithm = (trained.sel(run=run) for run in ("sgd", "algorithm"))
         text = f"Under SGD alpha_A grows from {LOW} to {HIGH} in the number of steps that the signal system predicts"
         basis = "15%: finite steps beyond first order, and the distance of the two records around a crossing"

@@ -1,7 +1,6 @@
 """`limits/forecast`: forecast loss curves of many heads beside networks that are trained."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import jax
@@ -81,14 +80,14 @@ class Forecast(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(richness=self.richness, heads=(self.checked_heads, self.heads))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {
             "covered": ((), COVERED, "least share of curves that the band covers"),
             "error": ((), WITHIN, "largest mean relative error"),
             "slope": ((), 1.0, "share of the forecast bias in the mean network"),
         }
 
-    def train(self, key: jax.Array, richness: float, heads: int) -> st.Record:
+    def train(self, key: st.Key, richness: float, heads: int) -> st.Record:
         for_case, for_networks = jax.random.split(key)
         seeds = st.generator(for_case).integers(0, 2**31, 2)
         problem, network = self.problem(richness, int(seeds[0])), Network(self.key_dim, heads)
@@ -101,7 +100,7 @@ class Forecast(st.Study):
             | {"step": ("step", np.arange(self.steps), "updates")}
         )
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         checked, large = (trained.sel(heads=heads) for heads in (self.checked_heads, self.heads))
         covered = large["covered"]
         yield st.Claim(
@@ -145,16 +144,12 @@ class Forecast(st.Study):
             (1, "is off the limit by the forecast bias c/H", "holds"),
             (0, "is that of the limit without a bias", "refuted"),
         ):
-            yield st.Claim(
-                f"At H={self.checked_heads} the mean loss curve {words} (ratio)",
-                bias / norm.mean() / theory["slope"],
-                st.near(target, 0.5),
-                "half of the bias: the limit with it and the limit without are equally far from there",
-                "log distance from the limit along the forecast bias",
-                expected,
-            )
+            text = f"At H={self.checked_heads} the mean loss curve {words} (ratio)"
+            basis = "half of the bias: the limit with it and the limit without are equally far from there"
+            quantity = "log distance from the limit along the forecast bias"
+            yield st.Claim(text, bias / norm.mean() / theory["slope"], st.near(target, 0.5), basis, quantity, expected)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         shown = range(min(4, trained.sizes["replicate"]))
 
         def plot(richness: float, case: int) -> tuple[st.Curve, ...]:

@@ -2,11 +2,9 @@
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -120,7 +118,7 @@ class HeadDiversity(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(logit_exponent=tuple(EXPONENTS), key_dim=self.training.key_dims)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the exponents of N; with gradient descent, solve the limit at every N with heads of its own."""
         powers = [1 - 2 * exponent for exponent in EXPONENTS]
         found: dict[str, tuple[Any, ...]] = {
@@ -137,12 +135,12 @@ class HeadDiversity(st.Study):
             found[name] = (("logit_exponent", "key_dim", *("level",)[: values.ndim - 2]), values, NAMES[name])
         return found | {"key_dim": ("key_dim", list(self.sizes()), "key dimension")}
 
-    def train(self, key: jax.Array, logit_exponent: float, key_dim: int) -> st.Record:
+    def train(self, key: st.Key, logit_exponent: float, key_dim: int) -> st.Record:
         train = self._train if self._solved else self._train_transformer
         found = train(key, logit_exponent, key_dim)
         return {name: (("network", "level")[: value.ndim], value, NAMES[name]) for name, value in found.items()}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         parts = {exponent: [data.sel(logit_exponent=exponent) for data in (theory, trained)] for exponent in EXPONENTS}
         for exponent, (limit, found) in parts.items():
             yield from self._exponents(exponent, limit, found)
@@ -154,7 +152,7 @@ class HeadDiversity(st.Study):
                 yield from self._distributions(exponent, size, limit.sel(key_dim=size), found.sel(key_dim=size))
             yield self._growth(exponent, limit, found)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         if not self._solved:
             moved = {one: trained["update"].sel(logit_exponent=one).mean("network") for one in EXPONENTS}
             curves = {words: moved[one] for one, words in EXPONENTS.items()}
@@ -201,7 +199,7 @@ class HeadDiversity(st.Study):
         pooled = pool_logits(heads[None], self._units(exponent, size))
         return found | {name: value[0] for name, value in pooled.items()}
 
-    def _train(self, key: jax.Array, exponent: float, size: int) -> dict[str, np.ndarray]:
+    def _train(self, key: st.Key, exponent: float, size: int) -> dict[str, np.ndarray]:
         heads = self.training.heads
         network = Network(size, heads, exponent)
         trained = mean_field.train_ensemble(self.problem(), network, key, self.networks, every_head=True)
@@ -209,7 +207,7 @@ class HeadDiversity(st.Study):
         found = {name: share * trained[name][1] for name in ("variance_start", "variance_end")}
         return found | pool_logits(trained["head_logits"][1], self._units(exponent, size))
 
-    def _train_transformer(self, key: jax.Array, exponent: float, size: int) -> dict[str, np.ndarray]:
+    def _train_transformer(self, key: st.Key, exponent: float, size: int) -> dict[str, np.ndarray]:
         _, heads, depth, steps, learning_rate = self.training
         base = Shape(self.base_key_dim, heads, depth)
         parametrization = parametrization_of(BY_EXPONENT[exponent], base, "adam" if self.optimizer == "adam" else "sgd")
@@ -232,7 +230,7 @@ class HeadDiversity(st.Study):
         name = f"variance_{when}"
         return st.exponent(found[name].mean("network"), "key_dim", "N", predicted=limit.get(name))
 
-    def _exponents(self, exponent: float, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
+    def _exponents(self, exponent: float, limit: st.Data, found: st.Data) -> st.Claims:
         sizes, words, power = self.training.key_dims, EXPONENTS[exponent], limit["exponent"].mean()
         text = f"{words}: before training the variance of attention logits over heads scales as N^{1 - 2 * exponent:g}"
         basis = "exact in the first layer; corrections of relative size 1/(N H) above it"
@@ -269,7 +267,7 @@ class HeadDiversity(st.Study):
                 prediction_dof=wanted.size - 1,
             )
 
-    def _distributions(self, exponent: float, size: int, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
+    def _distributions(self, exponent: float, size: int, limit: st.Data, found: st.Data) -> st.Claims:
         rich = exponent == 1 and self.richness > 1  # at exponent 1/2 the initial std stays the larger part
         shares, gaussian = _beside_gaussian(found)
         draws = limit["below"].transpose("prediction", "level").values

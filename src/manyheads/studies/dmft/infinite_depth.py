@@ -1,9 +1,7 @@
 """`limits/infinite-depth`: convergence of the theory and of networks to a continuum of blocks as L grows."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -37,6 +35,7 @@ class InfiniteDepth(st.Study):
     name = "limits/infinite-depth"
     claim = "Infinite depth: attention learns at depth exponent 1 and stays uniform at 1/2"
     source = BORDELON.at("the limit of infinite depth and figure 5; its equations are derived here")
+    grid = {"depth_exponent": NAMES, "depth": "depths"}
 
     task: str = st.setting("digits", "digits, or text, which trains well with --norm --learning-rate 1")
     depths: tuple[int, ...] = st.sweep(
@@ -60,10 +59,7 @@ class InfiniteDepth(st.Study):
             raise st.UsageError(f"depths={self.depths}: expected each twice the one before")
         self.problem(1.0, 1)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(depth_exponent=tuple(NAMES), depth=self.depths)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Solve the continuum at both exponents, and the largest finite depth without response functions."""
         dims, deepest = ("depth_exponent", *OUTPUT), self.depths[-1]
         without = [solve_blocks(self.problem(exponent, deepest), responses=False).outputs for exponent in NAMES]
@@ -73,7 +69,7 @@ class InfiniteDepth(st.Study):
             "step": ("step", np.arange(self.steps), "updates"),
         }
 
-    def train(self, key: jax.Array, depth_exponent: float, depth: int) -> st.Record:
+    def train(self, key: st.Key, depth_exponent: float, depth: int) -> st.Record:
         """Solve one finite depth at infinite key dimension, and train some networks of that depth.
 
         Embeddings and read-outs of networks are the same at every depth.
@@ -94,13 +90,13 @@ class InfiniteDepth(st.Study):
             "step": ("step", np.arange(self.steps), "updates"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for exponent, name in NAMES.items():
             law, found = (data.sel(depth_exponent=exponent) for data in (theory, trained))
             yield from self._orders(exponent, f"Theory at depth exponent {name}", law, found)
             yield from self._networks(f"Networks at depth exponent {name}", law, found)
 
-    def _orders(self, exponent: float, who: str, law: st.Data, found: st.Data) -> Iterator[st.Claim]:
+    def _orders(self, exponent: float, who: str, law: st.Data, found: st.Data) -> st.Claims:
         plain, better = self._theory_distances(law, found)
         sizes = found["limit_size"].mean("replicate")
         left = (2 / self.depths[-3]) ** 2
@@ -122,7 +118,7 @@ class InfiniteDepth(st.Study):
             text = f"{who}: attention stays uniform, its logits scale as 1/L (last two ratios, extrapolated)"
             yield st.Claim(text, _ratio(sizes.values), *region, "logits, ratio of a doubling of depth")
 
-    def _networks(self, who: str, law: st.Data, found: st.Data) -> Iterator[st.Claim]:
+    def _networks(self, who: str, law: st.Data, found: st.Data) -> st.Claims:
         first, last = self.depths[0], self.depths[-1]
         wanted, mean = found["limit_output"].mean("replicate"), found["output"].mean("network")
         single = st.distance(found["output"], wanted, ("network", *OUTPUT))
@@ -137,11 +133,8 @@ class InfiniteDepth(st.Study):
         basis, quantity = "half way to networks that do not depend on depth", "share of the predicted change"
         yield st.Claim(text, projection(theirs, change, OUTPUT), st.near(1, 0.5), basis, quantity)
         away = st.distance(mean, law["continuum"], OUTPUT)
-        yield st.Claim(
-            f"{who}: the mean network is nearer to the continuum at L={last} than at L={first} (log ratio)",
-            st.log(away.sel(depth=last) / away.sel(depth=first)),
-            *NEARER,
-        )
+        text = f"{who}: the mean network is nearer to the continuum at L={last} than at L={first} (log ratio)"
+        yield st.Claim(text, st.log(away.sel(depth=last) / away.sel(depth=first)), *NEARER)
         shares = _learned_shares(found)
         depths = np.log(self.depths)
         yield st.Claim(
@@ -160,7 +153,7 @@ class InfiniteDepth(st.Study):
             *NEARER,
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         for exponent, name in NAMES.items():
             law, found = (data.sel(depth_exponent=exponent) for data in (theory, trained))
             plain, better = self._theory_distances(law, found)

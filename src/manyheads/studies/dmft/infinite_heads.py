@@ -1,10 +1,8 @@
 """`limits/infinite-heads`: convergence of networks to the mean-field limit of infinitely many heads."""
 
 import math
-from collections.abc import Iterator
 from functools import partial
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -40,6 +38,7 @@ class InfiniteHeads(st.Study):
     claim = "Training converges to its mean-field limit as H grows, at both logit exponents"
     source = BORDELON.at("the limit of infinitely many heads; its solution and the rates are derived here")
     predictions = 8
+    grid = {"logit_exponent": "logit_exponents", "heads": "heads_counts"}
 
     task: str = st.setting("digits", "Pooled with squared loss, or text: causal, every token, cross-entropy")
     heads_counts: tuple[int, ...] = st.sweep(
@@ -64,26 +63,23 @@ class InfiniteHeads(st.Study):
         self._network(self.heads_counts[0], self.logit_exponents[0])
         self.problem()
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(logit_exponent=self.logit_exponents, heads=self.heads_counts)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Solve the limit with heads of its own, and, to see what they are worth, without response functions."""
         streams = st.generator(key).spawn(len(self.logit_exponents))
         solutions = [self._solve(exponent, rng) for exponent, rng in zip(self.logit_exponents, streams, strict=True)]
         found = {name: np.stack([solution[name] for solution in solutions]) for name in solutions[0]}
         return mean_field.record(found, "logit_exponent")
 
-    def train(self, key: jax.Array, logit_exponent: float, heads: int) -> st.Record:
+    def train(self, key: st.Key, logit_exponent: float, heads: int) -> st.Record:
         network = self._network(heads, logit_exponent)
         return mean_field.train_ensemble(self.problem(), network, key, self.networks)
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for exponent in self.logit_exponents:
             limit, found = (data.sel(logit_exponent=exponent) for data in (theory, trained))
             yield from self._claims(LOGITS[exponent], limit, found)
 
-    def _claims(self, where: str, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
+    def _claims(self, where: str, limit: st.Data, found: st.Data) -> st.Claims:
         first, heads = self.heads_counts[0], self.heads_counts[-1]
         most = 1.28 / heads
         for name, words in QUANTITIES.items():
@@ -130,7 +126,7 @@ class InfiniteHeads(st.Study):
             "std of logits, measured over limit",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         for exponent in self.logit_exponents:
             limit, found = (data["output"].sel(logit_exponent=exponent) for data in (theory, trained))
             networks = {f"H={heads}": found.sel(heads=heads) for heads in self.heads_counts}

@@ -1,9 +1,5 @@
 """`limits/infinite-key-dim`: convergence of networks to the mean-field limit of infinite key dimension."""
 
-from collections.abc import Iterator
-
-import jax
-
 import manyheads.study as st
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.studies.dmft.shared import mean_field
@@ -19,6 +15,7 @@ class InfiniteKeyDim(st.Study):
     name = "limits/infinite-key-dim"
     claim = "Training converges to its mean-field limit as N grows, for any number of heads"
     source = BORDELON.at("the limit of infinite key dimension; its solution and the rates are derived here")
+    grid = {"key_dim": "key_dims", "heads": "heads_counts"}
 
     task: str = st.setting("digits", "pooled with squared loss, or text: causal, every token, cross-entropy")
     key_dims: tuple[int, ...] = st.sweep((4, 16, 64), "key dimensions N", small=(2, 4), full=(4, 16, 64, 256))
@@ -37,18 +34,15 @@ class InfiniteKeyDim(st.Study):
     def check(self) -> None:
         self.problem()
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(key_dim=self.key_dims, heads=self.heads_counts)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Solve the limit, and, to see what they are worth, the same equations without their response functions."""
         solved, without = (mean_field.solve_blocks(self.problem(), responses=responses) for responses in (True, False))
         return mean_field.record(mean_field.summarize(solved) | {"output_without": without.outputs})
 
-    def train(self, key: jax.Array, key_dim: int, heads: int) -> st.Record:
+    def train(self, key: st.Key, key_dim: int, heads: int) -> st.Record:
         return mean_field.train_ensemble(self.problem(), Network(key_dim, heads), key, self.networks)
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         largest, bias = self.key_dims[-1], -finite_size_bias(self.key_dims)
         for heads in self.heads_counts:
             found = trained.sel(heads=heads)
@@ -76,7 +70,7 @@ class InfiniteKeyDim(st.Study):
                     "square by twice as much",
                 )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield mean_field.first_output(
             theory["output"],
             {f"N={size}": trained["output"].sel(key_dim=size).isel(heads=-1) for size in self.key_dims},

@@ -1,9 +1,7 @@
 """`limits/initialization`: residual kernels against H and the law of attention logits against N, before training."""
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -63,7 +61,7 @@ class Initialization(st.Study):
             for size, heads in dict.fromkeys(sizes)
         )
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         problem, gram = self.problem(), self.problem().gram
         limits = []
         for exponent, stream in zip(EXPONENTS, st.generator(key).spawn(len(EXPONENTS)), strict=True):
@@ -83,7 +81,7 @@ class Initialization(st.Study):
             "key_dim": ("key_dim", list(self.key_dims), "key dimension"),
         }
 
-    def train(self, key: jax.Array, logit_exponent: float, key_dim: int, heads: int) -> st.Record:
+    def train(self, key: st.Key, logit_exponent: float, key_dim: int, heads: int) -> st.Record:
         """Draw some networks of one size; keep their kernels below and above all blocks and describe their logits."""
         network = Network(key_dim, heads, logit_exponent)
         drawn = mean_field.train_seeds(self.problem(), network, key, self.networks, every_head=True)
@@ -98,7 +96,7 @@ class Initialization(st.Study):
             "below": (("network", "level"), pooled["below"], "share of the logits below a level"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         law = theory.mean("prediction")
         kernels = trained["kernel"].sel(key_dim=self.key_dim, heads=list(self.heads_counts))
         # The same at both exponents.
@@ -119,7 +117,7 @@ class Initialization(st.Study):
         for exponent, words in EXPONENTS.items():
             yield from self._logits(words, law.sel(logit_exponent=exponent), logits.sel(logit_exponent=exponent))
 
-    def _kernels(self, where: str, limit: st.Data, found: xr.DataArray) -> Iterator[st.Claim]:
+    def _kernels(self, where: str, limit: st.Data, found: xr.DataArray) -> st.Claims:
         first, largest = self.heads_counts[0], self.heads_counts[-1]
         squares = _squares(limit["kernel"], found)
         correction = float(np.log((1 + 2 / first) / (1 + 2 / largest)) / np.log(largest / first))
@@ -153,7 +151,7 @@ class Initialization(st.Study):
                 expected,
             )
 
-    def _logits(self, where: str, law: st.Data, found: st.Data) -> Iterator[st.Claim]:
+    def _logits(self, where: str, law: st.Data, found: st.Data) -> st.Claims:
         yield st.Claim(
             f"{where}: the variance of attention logits over heads scales as N^{float(law['power']):g}",
             st.exponent(found["variance"].mean("network"), "key_dim", "N"),
@@ -188,7 +186,7 @@ class Initialization(st.Study):
                 "holds" if apart < GAUSSIAN else "refuted",
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         gaussian = xr.DataArray(logits_law.gaussian_below(0.0, 1.0), dims="level")
         plots = {
             (words, f"N={size}"): {

@@ -1,10 +1,8 @@
 """`limits/key-dim-stability`: growth of the backward signal with the key dimension at logit exponent 1/2."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -36,6 +34,7 @@ class KeyDimStability(st.Study):
     name = "limits/key-dim-stability"
     claim = "At logit exponent 1/2 gradients below attention grow with N during training"
     source = BORDELON.at("table 3, the two logit exponents; that training breaks 1/2 is derived here")
+    grid = {"logit_exponent": NAMES, "key_dim": "key_dims", "heads": "heads_counts"}
 
     task: str = st.setting("digits", "digits or text")
     key_dims: tuple[int, ...] = st.sweep((4, 16, 64), "key dimensions N", small=(4, 8), full=(4, 16, 64, 256))
@@ -50,17 +49,14 @@ class KeyDimStability(st.Study):
     def check(self) -> None:
         self.problem()
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(logit_exponent=tuple(NAMES), key_dim=self.key_dims, heads=self.heads_counts)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Solve the limit of infinite key dimension at exponent 1, the only one that has it; also without responses."""
         return {
             name: self._signal(solve_blocks(self.problem(), responses=responses).backward)
             for name, responses in (("backward", True), ("backward_without", False))
         } | {"logit_exponent": ((), 1.0, "logit exponent"), "step": ("step", np.arange(self.steps), "updates")}
 
-    def train(self, key: jax.Array, logit_exponent: float, key_dim: int, heads: int) -> st.Record:
+    def train(self, key: st.Key, logit_exponent: float, key_dim: int, heads: int) -> st.Record:
         """Train some networks of one size, and more of the smaller ones, whose noise is larger; keep their mean."""
         network = Network(key_dim, heads, logit_exponent)
         count = min(MOST, self.networks * self.key_dims[-1] * max(self.heads_counts) // network.width)
@@ -73,7 +69,7 @@ class KeyDimStability(st.Study):
             "step": ("step", np.arange(self.steps), "updates"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         first, last = self.key_dims[0], self.key_dims[-1]
         grown = st.log(trained["backward"].sel(key_dim=last) / trained["backward"].sel(key_dim=first))
         quantity = "backward signal, largest over smallest N (ln)"
@@ -116,7 +112,7 @@ class KeyDimStability(st.Study):
                         expected,
                     )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         limit, label = theory["backward"], "backward variable below attention over that above"
         for exponent, name in NAMES.items():
             found, measured = trained["backward"].sel(logit_exponent=exponent), dict[str, xr.DataArray]()

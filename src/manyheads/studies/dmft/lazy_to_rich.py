@@ -1,8 +1,5 @@
 """`limits/lazy-to-rich`: feature learning against the richness, from the lazy limit (NTK) to rich training."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 import xarray as xr
 
@@ -36,6 +33,7 @@ class LazyToRich(st.Study):
     name = "limits/lazy-to-rich"
     claim = "Features move as richness squared up to 0.1, and saturate in rich training"
     source = BORDELON.at("the richness gamma0; the powers are derived here")
+    grid = {"key_dim": "key_dims", "richness": "richness"}
 
     task: str = st.setting("digits", "digits, or text, which trains well with --norm --learning-rate 0.5")
     richness: tuple[float, ...] = st.sweep(
@@ -60,10 +58,7 @@ class LazyToRich(st.Study):
             raise st.UsageError(f"richness={self.richness}: expected two or more up to {SMALL}, and two or more above")
         self.problem(self.richness[0])
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(key_dim=self.key_dims, richness=self.richness)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Solve the limit at every richness, with and without response functions, and the lazy limit (NTK)."""
         solved, without = (
             np.stack([solve_blocks(self.problem(level), responses=responses).outputs for level in self.richness])
@@ -72,7 +67,7 @@ class LazyToRich(st.Study):
         found = mean_field.record({"output": solved, "output_without": without}, "richness")
         return found | {"lazy": (DIMS["output"], ntk_outputs(self.problem(self.richness[0])), "outputs of NTK descent")}
 
-    def train(self, key: jax.Array, key_dim: int, richness: float) -> st.Record:
+    def train(self, key: st.Key, key_dim: int, richness: float) -> st.Record:
         """Train some networks of one size at one richness, from the same weights at every richness.
 
         The root mean square updates of the limit at this richness are recorded with them.
@@ -96,7 +91,7 @@ class LazyToRich(st.Study):
             }
         )
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         levels, largest, smallest = self.richness, self.key_dims[-1], self.key_dims[0]
         updates = {name: st.log(values) for name, values in self._updates(trained).items()}
         small = [level for level in levels if level <= SMALL]
@@ -152,7 +147,7 @@ class LazyToRich(st.Study):
             "half way to the square of the limit, which takes over at gamma0 of about (N H)^(-1/2)",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         largest = self.key_dims[-1]
         updates, found, label = self._updates(trained), trained.sel(key_dim=largest), "richness gamma0"
         moved = {

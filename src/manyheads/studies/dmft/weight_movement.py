@@ -1,8 +1,5 @@
 """`limits/weight-movement`: relative movement of the attention matrices against the depth L."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -31,6 +28,7 @@ class WeightMovement(st.Study):
     name = "limits/weight-movement"
     claim = "Attention weights move by L^(-1/2) at depth exponent 1/2 and by order one at 1"
     source = BORDELON.at("figure 5 and its caption; the powers of single matrices are derived here")
+    grid = {"depth_exponent": EXPONENTS, "depth": "depths"}
 
     task: str = st.setting("digits", "pooled with squared loss, or text: causal, every token, cross-entropy")
     depths: tuple[int, ...] = st.sweep(
@@ -49,17 +47,14 @@ class WeightMovement(st.Study):
         self.network()
         self.problem(1.0, 1)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(depth_exponent=tuple(EXPONENTS), depth=self.depths)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         powers = [power - 1 for power in EXPONENTS]
         return {
             "movement": ("depth_exponent", powers, "exponent of L in weights' movement"),
             "stream": ("depth_exponent", [0.0] * len(EXPONENTS), "exponent of L in the update of the kernel"),
         }
 
-    def train(self, key: jax.Array, depth_exponent: float, depth: int) -> st.Record:
+    def train(self, key: st.Key, depth_exponent: float, depth: int) -> st.Record:
         problem = self.problem(depth_exponent, depth)
         trained = mean_field.train_seeds(problem, self.network(), key, self.networks, movement=True)
         kernels = trained["stream"].values[:, [0, -1], -1]
@@ -72,7 +67,7 @@ class WeightMovement(st.Study):
             "matrix": ("matrix", list(MATRICES), "matrix", None),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for exponent, words in EXPONENTS.items():
             law, found = (data.sel(depth_exponent=exponent) for data in (theory, trained))
             for matrix, letter in LETTERS.items():

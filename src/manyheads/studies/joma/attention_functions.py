@@ -5,7 +5,6 @@ normalized attention, are tested by gradient flow and in networks trained on min
 them.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -32,6 +31,7 @@ class AttentionFunctions(st.Study):
     name = "joma/attention-functions"
     claim = "Attention f(z)x conserves F(z) - |v|^2/2 with F' = f/f'; normalized, no weights"
     source = TIAN.at("theorem 1; other functions and the count are derived here")
+    grid = {"attention": ATTENTIONS, "residual": (True, False)}
 
     tokens: int = st.setting(12, "tokens", least=1, small=3, full=32)
     contexts: int = st.setting(40, "contexts", least=1, small=4, full=200)
@@ -45,20 +45,15 @@ class AttentionFunctions(st.Study):
     # It has one neuron, and a context more than tokens.
     counted: int = st.setting(3, "tokens where the conserved quantities are counted", least=2, most=12, small=2, full=4)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        """Return every attention with and without the query in the residual stream."""
-        return st.grid(attention=ATTENTIONS, residual=(True, False))
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         counts = [1.0 if name in NORMALIZED else float(self.counted) for name in ATTENTIONS]
         return {
-            "attention": ("attention", list(ATTENTIONS), "attention", None),
             "drift": ((), 0.0, "drift of the conserved quantity"),
             "order": ((), 1.0, "order of the drift in the learning rate"),
             "count": ("attention", counts, "number of conserved quantities"),
         }
 
-    def train(self, key: jax.Array, attention: Attention, residual: bool) -> st.Record:
+    def train(self, key: st.Key, attention: Attention, residual: bool) -> st.Record:
         rule, streams = UpdateRule(attention, "gelu"), st.generator(key).spawn(5)
         sizes = Sizes(self.tokens, 1, self.contexts, neurons=self.neurons, width=self.tokens + 1)
         task = draw_joma_task(sizes, streams[0])
@@ -88,7 +83,7 @@ class AttentionFunctions(st.Study):
                 for rate, count in zip(self.learning_rates, steps, strict=True)
             ]
             adam = train_layer(problem, rule, "adam", self.adam, max(steps), self.batch, seed)
-            pairs = [_pair(problem[0], end) for end, _ in (*trained, adam)]
+            pairs = [jax.tree.map(lambda a, b: np.stack([a, b]), problem[0], end) for end, _ in (*trained, adam)]
             drifts = [_drift(rule, problem[1], pair) for pair in pairs[:-1]]
             relatives = [_relative(rule, problem[1], pair) for pair in pairs[-2:]]
             decrease = float(trained[-1][1])
@@ -99,7 +94,7 @@ class AttentionFunctions(st.Study):
             "sgd_decrease": ((), decrease, "decrease of the loss under SGD at the smallest rate", "nat"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         new, normalized = (trained.sel(attention=list(names)) for names in (NEW, NORMALIZED))
         none, cells = float(theory["drift"]), ("attention", "residual")
         tenth = "a tenth of the change, mean over both functions, with and without residual"
@@ -122,18 +117,12 @@ class AttentionFunctions(st.Study):
         text = "Attention normalized by its sum conserves the sum of F over the tokens"
         basis = "an equality: attention is invariant when all f(z) grow by one factor"
         yield st.Claim(text, normalized["drift"].max(), st.near(none, EXACT), basis, "largest drift")
-        yield st.Claim(
-            "Attention by a function of each logit conserves one quantity per token and no other",
-            miscounted.sel(attention=list(ELEMENTWISE)).max(),
-            *counts,
-            "largest difference of numbers",
-        )
-        yield st.Claim(
-            "Normalized attention conserves one quantity per query, without the weights, and no other",
-            miscounted.sel(attention=list(NORMALIZED)).max(),
-            *counts,
-            "largest difference of numbers",
-        )
+        text = "Attention by a function of each logit conserves one quantity per token and no other"
+        quantity = "largest difference of numbers"
+        yield st.Claim(text, miscounted.sel(attention=list(ELEMENTWISE)).max(), *counts, quantity)
+        text = "Normalized attention conserves one quantity per query, without the weights, and no other"
+        quantity = "largest difference of numbers"
+        yield st.Claim(text, miscounted.sel(attention=list(NORMALIZED)).max(), *counts, quantity)
         yield st.Claim(
             "In networks trained by SGD, upper matrix included, the drift of sigmoid and square attention is "
             "proportional to the learning rate",
@@ -148,16 +137,12 @@ class AttentionFunctions(st.Study):
             text = f"In networks trained by {who} the quantity is conserved to a tenth"
             yield st.Claim(text, new[name].mean(cells), *near, **options)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         drifts = {f"{name} attention": trained["sgd_drift"].sel(residual=True, attention=name) for name in NEW}
         title = "Drift of the conserved quantity in networks trained by SGD"
         what, note = f"drift at time {self.horizon:g}", "Largest over tokens; bands range over replicates."
         shows = ("proportional to the learning rate",)
         yield st.lines(title, "learning_rate", what, drifts, log="xy", note=note, shows=shows)
-
-
-def _pair(start: LayerParameters, end: LayerParameters) -> LayerParameters:
-    return jax.tree.map(lambda a, b: np.stack([a, b]), start, end)
 
 
 def _drift(rule: UpdateRule, task: JomaTask, states: LayerParameters) -> float:

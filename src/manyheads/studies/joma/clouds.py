@@ -1,7 +1,5 @@
 """`joma/clouds`: a neuron trained by SGD on an isotropic mixture, beside the flow of theorem 3 and its fluctuations."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +27,7 @@ class Clouds(st.Study):
     claim = "SGD on an isotropic mixture follows theorem 3 up to noise of order n^(-1/2)"
     source = TIAN.at("theorem 3; the fluctuations are derived here")
     vectorized = True
+    grid = {"samples": "samples"}
 
     samples: tuple[int, ...] = st.sweep(
         (4096, 16384, 65536),
@@ -48,10 +47,7 @@ class Clouds(st.Study):
             raise st.UsageError(f"samples={self.samples}: expected powers of two")
         find_nonlinearity(self.activation)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(samples=self.samples)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         times, path = np.linspace(0, self.horizon, SNAPSHOTS + 1), ("time", "coordinate")
         mixture, activation = self._mixture(), find_nonlinearity(self.activation)
         found = linear_noise_approximation(mixture, activation, np.asarray(INIT), times, self.weight_decay)
@@ -63,7 +59,7 @@ class Clouds(st.Study):
             "bias": (path, found.bias, "bias of finite steps over the learning rate"),
         }
 
-    def train(self, key: jax.Array, samples: int) -> st.Record:
+    def train(self, key: st.Key, samples: int) -> st.Record:
         training = SGDOptions(self.horizon / samples, samples, SNAPSHOTS)
         keys = jax.random.split(self.independent(key, samples=samples), self.neurons)
         mixture = jax.tree.map(jnp.asarray, self._mixture())
@@ -74,7 +70,7 @@ class Clouds(st.Study):
             "path": (("neuron", "time", "coordinate"), paths, "weights of trained neurons"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         law = theory.isel(time=slice(1, None))  # without the initialization
         away = (trained["path"] - theory["path"]).isel(time=slice(1, None))
         squares = (away**2).sum("coordinate").mean(("neuron", "time"))
@@ -100,7 +96,7 @@ class Clouds(st.Study):
             "largest z-score",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         def weights(data: xr.Dataset) -> dict[str, xr.DataArray]:
             return {f"weight {which + 1}": data["path"].isel(coordinate=which) for which in range(len(INIT))}
 

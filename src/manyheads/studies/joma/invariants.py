@@ -6,11 +6,9 @@ are refuted with the size of their error.
 """
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
@@ -74,13 +72,13 @@ class Invariants(st.Study):
         diagonal = st.grid(attention=DIAGONAL, activation=activations, queries=(1, self.queries), contexts=several)
         return diagonal + st.grid(attention=("softmax",), activation=activations, queries=(1,), contexts=(1, *several))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {
             "drift": ((), 0.0, "drift of the conserved quantity"),
             "order": ((), 1.0, "order of the drift in the learning rate"),
         }
 
-    def train(self, key: jax.Array, attention: Attention, activation: str, queries: int, contexts: int) -> st.Record:
+    def train(self, key: st.Key, attention: Attention, activation: str, queries: int, contexts: int) -> st.Record:
         rule = UpdateRule(attention, activation)
         problem = self._problem(rule, key, queries, contexts)
         path = gradient_flow(*problem, rule, self._steps())
@@ -112,7 +110,7 @@ class Invariants(st.Study):
             **{name: (("time", "token"), states.pop(0), text) for name, text in STATES.items()},
         }
 
-    def _problem(self, rule: UpdateRule, key: jax.Array, queries: int, contexts: int) -> tuple[Any, JomaTask, Any]:
+    def _problem(self, rule: UpdateRule, key: st.Key, queries: int, contexts: int) -> tuple[Any, JomaTask, Any]:
         """Draw a problem in arrays of one size: a single query stands in all contexts, a single context is repeated."""
         sizes = Sizes(self.tokens, self.queries, self.contexts, neurons=self.neurons, width=self.tokens + self.queries)
         for_setting, for_network, for_upper = st.generator(key).spawn(3)
@@ -134,7 +132,7 @@ class Invariants(st.Study):
         law = theorem.decayed_quantity(UpdateRule("linear", weight_decay=self.weight_decay), relation[0], path.times)
         return _largest(relation - law)
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         none, relative = float(theory["drift"]), "relative drift"
         diagonal = trained.sel(attention=list(DIAGONAL), contexts=self.contexts)
         yield st.Claim(
@@ -146,15 +144,10 @@ class Invariants(st.Study):
             relative,
         )
         several = diagonal.sel(queries=self.queries)
-        yield st.Claim(
-            "Each of several queries with shared weights conserves its own quantity",
-            (several["per_query_drift"] / several["square_change"]).min(("attention", "activation")),
-            st.near(none, 0.1),
-            "a tenth of the change of the squared weights, in the cell of the smallest drift",
-            relative,
-            "refuted",
-            resolution=SMOOTH_LIMIT,
-        )
+        text = "Each of several queries with shared weights conserves its own quantity"
+        figure = (several["per_query_drift"] / several["square_change"]).min(("attention", "activation"))
+        basis = "a tenth of the change of the squared weights, in the cell of the smallest drift"
+        yield st.Claim(text, figure, st.near(none, 0.1), basis, relative, "refuted", resolution=SMOOTH_LIMIT)
         if "relu" in self.activations:
             yield st.Claim(
                 "With ReLU the quantity is conserved up to the error of fixed steps at the kinks",
@@ -181,7 +174,7 @@ class Invariants(st.Study):
         yield st.Claim(text, exp, region, basis, relative, refuted, resolution=SMOOTH_LIMIT)
         yield from self._softmax(none, trained.sel(attention="softmax", queries=1))
 
-    def _softmax(self, none: float, trained: st.Data) -> Iterator[st.Claim]:
+    def _softmax(self, none: float, trained: st.Data) -> st.Claims:
         text = "Softmax attention conserves the sum of the logits of each query"
         basis = "an equality: attention is invariant under a shift of all logits"
         yield st.Claim(text, trained["drift"].max(), st.near(none, SMOOTH_LIMIT), basis, "relative drift")
@@ -193,15 +186,11 @@ class Invariants(st.Study):
             "an equality up to the splines of the integral, whose error is of order two at a kink",
             "relative error",
         )
-        yield st.Claim(
-            "With many contexts theorem 1 gives the change of the logits of softmax attention",
-            forms.sel(many).mean("activation"),
-            st.near(none, 0.1),
-            "a tenth of the change",
-            "relative error",
-            "refuted",
-            resolution=INTEGRAL_LIMIT,
-        )
+        text = "With many contexts theorem 1 gives the change of the logits of softmax attention"
+        figure = forms.sel(many).mean("activation")
+        basis = "a tenth of the change"
+        quantity = "relative error"
+        yield st.Claim(text, figure, st.near(none, 0.1), basis, quantity, "refuted", resolution=INTEGRAL_LIMIT)
         yield st.Claim(
             "With many contexts theorem 1 gives the direction of the change of the logits of softmax attention",
             forms.sel(many | {"figure": "its correlation"}).mean("activation"),
@@ -212,7 +201,7 @@ class Invariants(st.Study):
             resolution=INTEGRAL_LIMIT,
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         softmax = trained.sel(attention="softmax", queries=1)
         logit, law = dict[str, xr.DataArray](), dict[str, xr.DataArray]()
         for contexts in (1, self.contexts):

@@ -3,8 +3,6 @@
 The control is a tree with asymmetric transitions, whose co-occurrence is given by message passing and not by theorem 5.
 """
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +27,7 @@ class LatentTreeStudy(st.Study):
     claim = "Leaves of a latent tree co-occur as theorem 5 says, with correlation rho^(2H)"
     source = TIAN.at("theorem 5; the extension to any branching and the control are ours")
     vectorized = True
+    grid = {"tree": TREES, "samples": "samples"}
 
     depth: int = st.setting(6, "L: levels of the tree, the label's included", least=3, small=3, full=8)
     branching: int = st.setting(2, "Children of every latent", least=2)
@@ -43,10 +42,7 @@ class LatentTreeStudy(st.Study):
             raise st.UsageError(f"depth={self.depth}, branching={self.branching}: expected 4096 leaves at most")
         self._tree("symmetric")  # checks correlation and imbalance
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(tree=TREES, samples=self.samples)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         levels, exact = np.arange(1, self.depth), []
         for tree in (unroll(self._tree(kind)) for kind in TREES):
             given = marginals(tree, {int(tree.leaves[0]): 1})[1]
@@ -58,7 +54,7 @@ class LatentTreeStudy(st.Study):
             "together": (("tree", "height"), np.asarray(exact), "P(on | other on), message passing"),
         }
 
-    def train(self, key: jax.Array, tree: str, samples: int) -> st.Record:
+    def train(self, key: st.Key, tree: str, samples: int) -> st.Record:
         """Sample sequences; one pair of leaves per height gives binomial counts, all pairs the mean over pairs."""
         drawn = self._tree(tree).draw(self.independent(key, tree=tree, samples=samples), BLOCKS * samples)
         on = drawn.levels[-1].astype(jnp.float32)  # (all, leaves): sums below are whole and below 2^24
@@ -79,7 +75,7 @@ class LatentTreeStudy(st.Study):
             "together": ("height", every, "P(on | other on), mean over pairs"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         both, given = trained["both"], trained["given"]
         count = both.sel(tree="symmetric").size
         for tree, words, p, expected in (

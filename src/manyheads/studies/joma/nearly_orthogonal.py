@@ -4,10 +4,8 @@ One layer is trained by gradient flow on orthonormal embeddings, on random direc
 embeddings with a common direction, and on more tokens than dimensions.
 """
 
-from collections.abc import Iterator
 from functools import partial
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -63,7 +61,7 @@ class NearlyOrthogonal(st.Study):
         frames.append(("common", self.dimensions[2]))
         return tuple(st.Cell(attention=a, frame=frame, dimension=d) for a in ATTENTIONS for frame, d in frames)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         levels = [random_coherence(d) for d in self.dimensions]
         return {
             "dimension": ("dimension", list(self.dimensions), "dimension of the embeddings"),
@@ -71,7 +69,7 @@ class NearlyOrthogonal(st.Study):
             "level": ("dimension", levels, "mean absolute cosine of random directions"),
         }
 
-    def train(self, key: jax.Array, attention: Attention, frame: str, dimension: int) -> st.Record:
+    def train(self, key: st.Key, attention: Attention, frame: str, dimension: int) -> st.Record:
         rule = UpdateRule(attention, "gelu")
         sizes = Sizes(self.tokens, 1, self.contexts, neurons=self.neurons, width=self.tokens + 1)
         streams = st.generator(key).spawn(3 + len(self.cells()))
@@ -104,7 +102,7 @@ class NearlyOrthogonal(st.Study):
         cosine = random_coherence(dimension) if frame == "common" else 0.0
         return (1 - cosine) * np.eye(self.tokens) + cosine
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         few, middle, many = self.dimensions[:3]
         text = "Summed over the tokens, theorem 1 is exact for any embeddings, more tokens than dimensions included"
         basis = "an equality: rounding, and the fourth power of the step, leave less"
@@ -152,7 +150,7 @@ class NearlyOrthogonal(st.Study):
                 bounds=(0.0, np.inf),
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         plain = trained.sel(frame="orthonormal", dimension=0)
         law = (self._law(trained) / _rms(plain["change"])).mean("replicate")
         random = trained.sel(frame="random", dimension=list(self.dimensions))

@@ -4,9 +4,6 @@ The correlation of each latent with its best hidden neuron is compared with that
 random labels, with the latents of another label, and in the other layers.
 """
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 import xarray as xr
 
@@ -70,16 +67,16 @@ class Neurons(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return tuple(st.Cell(hierarchy=hierarchy, keep=keep) for hierarchy, keep in self._places())
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {"rise": ((), RISE, "smallest rise by training that the table can show")}
 
-    def train(self, key: jax.Array, hierarchy: int, keep: float) -> st.Record:
+    def train(self, key: st.Key, hierarchy: int, keep: float) -> st.Record:
         scores = train_and_score(self._task(hierarchy, keep), key)
         values = {name: ("level", np.asarray(getattr(scores, name), np.float64), text) for name, text in SCORES.items()}
         accuracy = {"accuracy": ((), float(scores.accuracy), "accuracy")}
         return {"level": ("level", [0, 1], "level of latents")} | values | accuracy
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         rise, cells = float(theory["rise"]), ("hierarchy", "keep")
         yield st.Claim(
             "The networks learn the published task",
@@ -105,7 +102,7 @@ class Neurons(st.Study):
                     bounds=(-2.0, 2.0),
                 )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         places = self._places()
         hierarchies, keeps = (xr.DataArray(list(of), dims="place") for of in zip(*places, strict=True))
         found = trained.sel(hierarchy=hierarchies, keep=keeps).assign_coords(place=range(len(places)))

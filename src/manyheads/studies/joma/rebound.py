@@ -4,7 +4,6 @@ In the flows components saturate at different rates, at one rate, or not at all.
 under an MLP, trained by SGD: on a regression, whose targets are finite, and by cross-entropy, whose targets are not.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -35,16 +34,14 @@ class Rebound(st.Study):
     claim = "Attention entropy and stable rank drop, then rebound, as components saturate"
     source = TIAN.at("section 4, figures 4 and 7; the conditions are derived here")
     revision = 3
+    grid = {"system": SYSTEMS}
     # Not vectorized: its flows and networks are compiled once for all cells and replicates.
     vectors: int = st.setting(240, "targets of 2 to 19 components in [0.5, 3]", least=2, small=2, full=960)
     # Learning rate of the regression times the final rate of its fastest component.
     resolution: float = st.setting(0.25, "relative step of SGD", above=0, most=0.5, small=0.5, full=0.0625)
     steps: int = st.setting(6000, "updates of the classification", least=RECORDS, small=96, full=24000)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(system=tuple(SYSTEMS))
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the side from which the entropy of each system approaches its limit (-1: it rebounds), and curves.
 
         The curves are exact, for one vector of targets at equal distances; of the trained networks, the regression has
@@ -58,14 +55,13 @@ class Rebound(st.Study):
         curves = [theorem.entropy_curve(targets, record_times(RANDOM_HORIZONS["exp"]), law) for law in (EXP, UNIFORM)]
         path, label = np.stack([*curves, linear]), "attention entropy of one vector of targets"
         return {
-            "system": ("system", list(SYSTEMS), "system", None),
             "dynamics": ("dynamics", ["exp", "uniform", "linear"], "dynamics", None),
             "record": ("record", np.arange(RECORDS + 1), "record"),
             "side": ("system", sides, "side from which entropy approaches its limit"),
             "reference_entropy": (("dynamics", "record"), path, label, "nat"),
         }
 
-    def train(self, key: jax.Array, system: str) -> st.Record:
+    def train(self, key: st.Key, system: str) -> st.Record:
         rng = st.generator(key)
         entropies, line_error, rising, agreement = np.zeros((0, RECORDS + 1)), np.nan, np.nan, np.nan
         if system in DYNAMICS:
@@ -100,7 +96,7 @@ class Rebound(st.Study):
             "agreement": ((), agreement, "share of layers whose final slope has the predicted sign"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         exp, softmax, uniform, _, regression, classification = (trained.sel(system=name) for name in SYSTEMS)
         side = dict(zip(SYSTEMS, theory["side"].values.tolist(), strict=True))
         below, above = ([name for name in DYNAMICS if side[name] == sign] for sign in (-1, 1))
@@ -179,7 +175,7 @@ class Rebound(st.Study):
         basis = "a sign: the missing rebound is not that of attention that does not change"
         yield st.Claim(text, classification["drop"], st.above(0.25), basis, "drop of the attention entropy (nat)")
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         flows = tuple(DYNAMICS), "flows", "record, logarithmic in time"
         for name, title, label, shows in (
             ("entropy", "Attention entropy", "entropy [nat]", ("Entropy rebounds for the same", "by a tenth of its")),
@@ -195,7 +191,5 @@ class Rebound(st.Study):
         yield st.lines("Predicted attention entropy", "record", "entropy [nat]", {}, law, note=note)
 
 
-@jax.jit
-def _curves(logits: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return entropy and stable rank in time, of logits (T, M) and weights (T, K, M)."""
-    return theorem.entropy_of(logits), traced_stable_rank(weights)
+# Entropy and stable rank in time, of logits (T, M) and weights (T, K, M).
+_curves = jax.jit(lambda logits, weights: (theorem.entropy_of(logits), traced_stable_rank(weights)))

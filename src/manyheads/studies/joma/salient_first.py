@@ -4,8 +4,6 @@ One neuron and its attention are trained by SGD. With the loss whose gradient fl
 are those of the theorem; with the squared loss the order is the same, at the rates of its own law.
 """
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +31,7 @@ class SalientFirst(st.Study):
     claim = "Salient components are learned first: ln(1/delta) = exp(mu^2/2) t - B(mu)"
     source = TIAN.at("theorem 4; exact time, offset and the law of the squared loss are derived here")
     vectorized = True
+    grid = {"loss": LOSSES}
 
     targets: tuple[float, float, float] = st.setting(
         (1.0, 2.0, 2.5), "mu of the three components under the matched loss", above=0, most=4, order="rising"
@@ -45,10 +44,7 @@ class SalientFirst(st.Study):
         0.004, "fastest decrease of deficits per step", above=0, most=0.2, small=0.2, full=0.001
     )
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(loss=LOSSES)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return exact times, final rates and offsets of every component under both losses."""
         mu = {loss: np.asarray(self._targets(loss)) for loss in LOSSES}
         times = [theorem.exact_time(mu[loss], LEVELS[:, None], LAWS[loss]).T for loss in LOSSES]  # (component, level)
@@ -57,7 +53,6 @@ class SalientFirst(st.Study):
         rates, offsets = (np.stack([of(mu[loss], LAWS[loss]) for loss in LOSSES]) for of in laws)
         limit = float(theorem.final_rate(largest) / theorem.final_rate(middle))
         return {
-            "loss": ("loss", list(LOSSES), "loss", None),
             "level": ("level", LEVELS, "log deficit ln(1/δ)"),
             "time": (("loss", "component", "level"), np.stack(times), "time"),
             "rate": (("loss", "component"), rates, "slope of the affine law"),
@@ -66,7 +61,7 @@ class SalientFirst(st.Study):
             "ratio_limit": ((), limit, "its limit"),
         }
 
-    def train(self, key: jax.Array, loss: str) -> st.Record:
+    def train(self, key: st.Key, loss: str) -> st.Record:
         """Train one neuron with its attention, and measure when its components reach each log deficit."""
         training = self._training(loss)
         targets = jnp.asarray(self._targets(loss), jnp.float64)
@@ -86,7 +81,7 @@ class SalientFirst(st.Study):
             "ratio": ((), ratio, RATIO),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         steps = self.resolution / TOKEN_PROBABILITY
         bias = f"a step takes ln(1 - x) for x, x up to {steps:.2g}; 2% for chance and the remainder of the affine law"
         slack, rate = steps + 0.02, "rate, measured over predicted"
@@ -110,14 +105,10 @@ class SalientFirst(st.Study):
             f"{bias}; relative to B, an error of the whole time counts (B + L)/B times",
             "offset, measured over predicted",
         )
-        yield st.Claim(
-            "Under the squared loss ln(1/delta) of the largest target grows at rate exp(mu^2/2) of theorem 4",
-            squared["slope"].isel(component=2) / np.exp(self.squared_targets[2] ** 2 / 2),
-            st.near(1, slack),
-            f"{bias}; the rate of this loss is (1 + mu^2) exp(mu^2)",
-            rate,
-            "refuted",
-        )
+        text = "Under the squared loss ln(1/delta) of the largest target grows at rate exp(mu^2/2) of theorem 4"
+        figure = squared["slope"].isel(component=2) / np.exp(self.squared_targets[2] ** 2 / 2)
+        basis = f"{bias}; the rate of this loss is (1 + mu^2) exp(mu^2)"
+        yield st.Claim(text, figure, st.near(1, slack), basis, rate, "refuted")
         yield st.Claim(
             "Under the squared loss components are learned in the order of their salience",
             (-st.log(squared["late_time"])).diff("component").min("component"),
@@ -142,7 +133,7 @@ class SalientFirst(st.Study):
             "ratio of log deficits",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         levels, rows = tuple(LEVELS.tolist()), []
         for loss in LOSSES:
             measured, law = (data.sel(loss=loss) for data in (trained, theory))

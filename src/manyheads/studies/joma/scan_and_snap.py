@@ -3,9 +3,6 @@
 The gradient flow of all attention logits and the whole decoder is integrated for random co-occurrence.
 """
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -37,6 +34,7 @@ class ScanAndSnap(st.Study):
         "each replicate is compared with the reduced trajectory of its own co-occurrence, in `train`; the prediction "
         "is of a fixed one"
     )
+    grid = {"profile": ("shared", "own"), "ratio": "learning_rate_ratios"}
 
     learning_rate_ratios: tuple[float, ...] = st.setting(
         (0.1, 1.0, 10.0), "attention over decoder", above=0, count=2, small=(0.3, 3.0), full=(0.03, 0.1, 0.3, 1, 3, 10)
@@ -46,11 +44,7 @@ class ScanAndSnap(st.Study):
     common: int = st.setting(6, "tokens that all next tokens share", least=1, small=1, full=10)
     reach: float = st.setting(24.0, "final progress", least=8, small=8.0)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        """Return next tokens with a shared profile of co-occurrence and with their own, at every ratio."""
-        return st.grid(profile=("shared", "own"), ratio=self.learning_rate_ratios)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the gap of strongest and weakest distinct token of a fixed profile, and the same by the gain law."""
         progress = self._progress()
         # A fixed profile: two fifths of the mass fall linearly over the distinct tokens.
@@ -64,7 +58,7 @@ class ScanAndSnap(st.Study):
             "aligned_gap": ("progress", gaps[1], "the same under the gain law's assumption"),
         }
 
-    def train(self, key: jax.Array, profile: str, ratio: float) -> st.Record:
+    def train(self, key: st.Key, profile: str, ratio: float) -> st.Record:
         table, own, common = self._draw(st.generator(key), profile == "shared")
         progress = self._progress()
         # Without exchangeable next tokens the time of the mean profile is used, for comparison.
@@ -98,7 +92,7 @@ class ScanAndSnap(st.Study):
             "loss": ((), flow.losses[-1], "loss at the end", "nat"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         shared, winner = trained.sel(profile="shared"), trained["winner"]
         end, start = shared.isel(progress=-1), winner.isel(progress=0)
         error = (shared["law"] - shared["growth"]) / shared["growth"]
@@ -149,7 +143,7 @@ class ScanAndSnap(st.Study):
             "refuted",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         theory, shared = (data.isel(progress=slice(1, None)) for data in (theory, trained.sel(profile="shared")))
         path = shared["theory_gap"].isel(ratio=0, replicate=0)
         by_ratio = {f"ratio of learning rates {ratio:g}": shared.sel(ratio=ratio) for ratio in shared["ratio"].values}

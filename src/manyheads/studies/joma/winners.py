@@ -4,8 +4,6 @@ The joint flow of logits and weights is integrated and compared with the erf law
 theorem and for the gradient of a logistic loss, which fades while the layer learns.
 """
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,11 +43,11 @@ class Winners(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(attention=KINDS, gradient=("constant",)) + st.grid(attention=("exp",), gradient=("fading",))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         left = float(erfc(self.level * 0.5**0.5))
         return {"left": ((), left, "fraction of the blow-up time that is left at the level")}
 
-    def train(self, key: jax.Array, attention: Attention, gradient: str) -> st.Record:
+    def train(self, key: st.Key, attention: Attention, gradient: str) -> st.Record:
         rule, fading = UpdateRule(attention, "identity"), gradient == "fading"
         count, rng = 1 if attention == "softmax" else self.contexts, st.generator(key)
         sizes = Sizes(self.tokens, contexts=count, neurons=1, width=self.tokens + 1)
@@ -86,29 +84,23 @@ class Winners(st.Study):
             "shares": ("token", shares / shares.sum(), "final attention, normalized"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         exp, linear, softmax = (trained.sel(attention=kind, gradient="constant") for kind in KINDS)
         fading, last = trained.sel(attention="exp", gradient="fading"), exp["weights"].isel(time=-1)
         equality = st.near(0, EXACT), "an equality: the error of the integrator, 1e-12 per step, summed over the flow"
         no_constant, spread = (st.near(0, 0.1), "a tenth of the ratio itself"), "relative spread over tokens"
-        yield st.Claim(
-            "Under exp attention all weights follow erf(v/sqrt 2) = sqrt(2/pi) Delta t to 98% of the blow-up time",
-            abs(exp["weights"] - self._law(exp, "exp")).max(),
-            *equality,
-            "largest distance of weights",
-        )
+        text = "Under exp attention all weights follow erf(v/sqrt 2) = sqrt(2/pi) Delta t to 98% of the blow-up time"
+        quantity = "largest distance of weights"
+        yield st.Claim(text, abs(exp["weights"] - self._law(exp, "exp")).max(), *equality, quantity)
         same = "Under exp attention {} is the same for all tokens"
         text, found = same.format("erf(v/sqrt 2)/Delta"), _spread(exp["gain"], last)
         yield st.Claim(text, found.max(), *equality, spread)
         text, found = same.format("erf(v/2)/Delta"), _spread(exp["gain"], last, 0.5)
         yield st.Claim(text, found, *no_constant, spread, "refuted", resolution=EXACT)
         reaching = np.array([theorem.reaching_time(gain, self.level) for gain in exp["gain"].values])
-        yield st.Claim(
-            f"The weight of the largest gain reaches {self.level:g} at the time of the erf law",
-            abs(exp["end_time"] / reaching - 1).max(),
-            *equality,
-            "relative error of the time",
-        )
+        text = f"The weight of the largest gain reaches {self.level:g} at the time of the erf law"
+        quantity = "relative error of the time"
+        yield st.Claim(text, abs(exp["end_time"] / reaching - 1).max(), *equality, quantity)
         relative = exp["gain"] / abs(exp["gain"]).max("token")
         yield st.Claim(
             "The other weights converge to erf(v/sqrt 2) = Delta/max|Delta|",
@@ -120,12 +112,9 @@ class Winners(st.Study):
         text = "Exp attention becomes one-hot on the token of the largest gain"
         basis = "the other weights stay finite: their share is exp(-level^2/2) times that of gains equal to 1e-6"
         yield st.Claim(text, _winner(exp, "shares").min(), st.near(1, 0.01), basis, "smallest share of the winner")
-        yield st.Claim(
-            "Under linear attention the weights are sinh(Delta t), without blow-up or convergence",
-            abs(linear["weights"] - self._law(linear, "linear")).max(),
-            *equality,
-            "largest relative error",
-        )
+        text = "Under linear attention the weights are sinh(Delta t), without blow-up or convergence"
+        quantity = "largest relative error"
+        yield st.Claim(text, abs(linear["weights"] - self._law(linear, "linear")).max(), *equality, quantity)
         yield st.Claim(
             "When the gradient fades, erf(v/sqrt 2) is sqrt(2/pi) times the gain accumulated over time",
             abs(erf(fading["end"].values * 0.5**0.5) - (2 / np.pi) ** 0.5 * fading["total"]).max(),
@@ -133,24 +122,15 @@ class Winners(st.Study):
             "an equality: Simpson's rule between the states kept, every step of the flow",
             "largest distance",
         )
-        yield st.Claim(
-            "When the gradient fades, erf(v/sqrt 2)/Delta of the initial gain is the same for all tokens",
-            _spread(fading["gain"], fading["end"]),
-            *no_constant,
-            "spread over tokens (relative)",
-            "refuted",
-            resolution=EXACT,
-        )
-        yield st.Claim(
-            "When the gradient fades, exp attention becomes one-hot on the token of the largest initial gain",
-            _winner(fading, "shares"),
-            st.near(1, 0.01),
-            "as for a constant gradient",
-            "share of the winner",
-            "refuted",
-            resolution=EXACT,
-            bounds=(0.0, 1.0),
-        )
+        text = "When the gradient fades, erf(v/sqrt 2)/Delta of the initial gain is the same for all tokens"
+        quantity = "spread over tokens (relative)"
+        found = _spread(fading["gain"], fading["end"])
+        yield st.Claim(text, found, *no_constant, quantity, "refuted", resolution=EXACT)
+        text = "When the gradient fades, exp attention becomes one-hot on the token of the largest initial gain"
+        figure = _winner(fading, "shares")
+        basis = "as for a constant gradient"
+        quantity = "share of the winner"
+        yield st.Claim(text, figure, st.near(1, 0.01), basis, quantity, "refuted", resolution=EXACT, bounds=(0.0, 1.0))
         text = "Under softmax attention with one context erf(v/sqrt 2)/Delta is the same for all tokens"
         found = _spread(softmax["gain"], softmax["end"])
         yield st.Claim(text, found, *no_constant, spread, "refuted", resolution=EXACT)
@@ -159,7 +139,7 @@ class Winners(st.Study):
         quantity = "weight of the winner over the level, smallest"
         yield st.Claim(text, (abs(_winner(softmax, "end")) / self.level).min(), st.near(1, EXACT), basis, quantity)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         shows = {"exp": "all weights follow erf", "linear": "Under linear attention", "softmax": "has the largest"}
         for kind, words in shows.items():
             part = trained.sel(attention=kind, gradient="constant").isel(replicate=[0])

@@ -1,9 +1,7 @@
 """`recovery/acceptance`: acceptance rate of certificates, its exponent (k-1)(m-1) and its small-threshold limit."""
 
-from collections.abc import Iterator
 from itertools import product
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -25,6 +23,7 @@ class Acceptance(st.Study):
     claim = "Rows are certified as often as the softmax vectors of all heads agree"
     source = CHEN_LI
     predictions = 4
+    grid = {"tokens": "tokens", "heads": "heads", "dim": "dims"}
 
     tokens: tuple[int, ...] = st.setting((2, 3, 4), "lengths k, paired with all numbers of heads", least=2, small=(2,))
     heads: tuple[int, ...] = st.setting((2, 3), "numbers of heads m", least=2, small=(2,), full=(2, 3, 4))
@@ -42,10 +41,7 @@ class Acceptance(st.Study):
         if 2 not in self.tokens or 2 not in self.heads:
             raise st.UsageError(f"tokens={self.tokens}, heads={self.heads}: expected 2 among both")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(tokens=self.tokens, heads=self.heads, dim=self.dims)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         rng = st.generator(key)
         table = [
             [rate.predict_acceptance(rng, length, heads, self.thresholds, self.scale) for heads in self.heads]
@@ -56,7 +52,7 @@ class Acceptance(st.Study):
             "accepted": (("tokens", "heads", "threshold"), np.asarray(table), SHARE),
         }
 
-    def train(self, key: jax.Array, tokens: int, heads: int, dim: int) -> st.Record:
+    def train(self, key: st.Key, tokens: int, heads: int, dim: int) -> st.Record:
         """Plant layers, label sequences with them, and fit every row with the true sum of projections."""
         rng, fitted = st.generator(key), []
         for _ in range(self.layers):
@@ -72,7 +68,7 @@ class Acceptance(st.Study):
             "small_threshold": ("small_threshold", list(SMALL), "misfit"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         largest, pairs = max(self.dims), ["tokens", "heads"]
         law, shares = theory["accepted"].mean("prediction"), self._shares(trained["accepted"]).sel(dim=largest)
         small = self._shares(trained["accepted_small"]).sel(tokens=2, heads=2)
@@ -114,7 +110,7 @@ class Acceptance(st.Study):
             "slope, measured over predicted",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         law, shares = theory["accepted"].mean("prediction"), self._shares(trained["accepted"])
         pairs = {f"{k} tokens, {m} heads": {"tokens": k, "heads": m} for k, m in product(self.tokens, self.heads)}
         yield st.lines(

@@ -6,10 +6,8 @@ exactly, and an algorithm that finds the hidden set is run beside the student, s
 learner and not of the data.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -42,6 +40,7 @@ class HardInstances(st.Study):
     revision = 4
     source = CHEN_LI.at("lower bounds: that hard instances exist; the two that are tried here are derived here")
     unread_prediction = "the Fourier weights say why a layer is hard; a student's error has no closed form"
+    grid = {"layer": LAYERS}
 
     parity: tuple[int, int] = st.setting((16, 4), "Token dimension and heads of the parity layer", small=(6, 2))
     wave: tuple[int, int, int] = st.setting(
@@ -54,10 +53,7 @@ class HardInstances(st.Study):
         for name in HARD:  # refuses sizes that make no hard layer
             self._hard(name, np.random.default_rng(0))
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(layer=tuple(LAYERS))
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         rng = np.random.default_rng(0)
         found = {name: guarantees(*self._hard(name, rng)) for name in HARD}
         weights = {
@@ -70,7 +66,7 @@ class HardInstances(st.Study):
             "family": ("hard", family, "layers that differ by the hidden set alone"),
         }
 
-    def train(self, key: jax.Array, layer: str) -> st.Record:
+    def train(self, key: st.Key, layer: str) -> st.Record:
         """Teach one student, restarted within its budget, and look for the hidden set in the way that finds it."""
         for_layer, for_data, for_student, for_search = st.generator(key).spawn(4)
         planted, hidden = self._layer(layer, for_layer)
@@ -90,7 +86,7 @@ class HardInstances(st.Study):
             "low_share": ((), low, "share of the Fourier weight at degrees 1 to 2|S| - 2"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         unexplained, found = trained["unexplained"], trained["unmasked"].min("replicate")
         for name in HARD:
             yield st.Claim(
@@ -101,20 +97,14 @@ class HardInstances(st.Study):
                 "share of the signal, unexplained",
                 bounds=(0.0, np.inf),
             )
-        yield st.Claim(
-            "With the same budget the student learns every ordinary layer of the same sizes",
-            st.log(unexplained.sel(layer=ORDINARY).max()) / np.log(10),
-            st.below(-6),
-            "log10 of the worst over replicates; a start that is stuck leaves about one in a hundred",
-            "share of the signal, unexplained (log10), worst layer",
-        )
-        yield st.Claim(
-            f"All Fourier weight of the parity layer lies at degree {2 * self.parity[1] - 1} or above",
-            trained["low_share"].sel(layer="parity").max(),
-            st.near(0, (0, 1e-20)),
-            "the square of rounding error in the labels, with three orders to spare",
-            "Fourier weight at lower degrees",
-        )
+        text = "With the same budget the student learns every ordinary layer of the same sizes"
+        basis = "log10 of the worst over replicates; a start that is stuck leaves about one in a hundred"
+        quantity = "share of the signal, unexplained (log10), worst layer"
+        yield st.Claim(text, st.log(unexplained.sel(layer=ORDINARY).max()) / np.log(10), st.below(-6), basis, quantity)
+        text = f"All Fourier weight of the parity layer lies at degree {2 * self.parity[1] - 1} or above"
+        basis = "the square of rounding error in the labels, with three orders to spare"
+        quantity = "Fourier weight at lower degrees"
+        yield st.Claim(text, trained["low_share"].sel(layer="parity").max(), st.near(0, (0, 1e-20)), basis, quantity)
         quantity, one = "share of replicates that find the set", st.near(1, 0)
         text = "Squares of the labels reveal the hidden set of a parity layer in every replicate"
         basis = "scores 4/m² apart with standard error 8/(m sqrt(samples))"
@@ -123,7 +113,7 @@ class HardInstances(st.Study):
         basis = "labels without noise are linear equations over two elements"
         yield st.Claim(text, found.sel(layer="wave"), one, basis, quantity)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         places, weights = range(len(LAYERS)), {name: theory[f"{name}_weight"] for name in HARD}
         shares = {
             f"{words} sequences": (st.log(trained[name].clip(1e-20)) / np.log(10)).assign_coords(layer=places)

@@ -7,9 +7,7 @@ The six stages, whose certificates need labels in the simplex of projected token
 
 import itertools
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -49,6 +47,7 @@ class LayerAndMlp(st.Study):
     claim = "A layer and its MLP are learned together from examples, to rounding"
     source = CHEN_LI.at("closing question of the talk; the example is ours")
     unread_prediction = "what is expected is that nothing is left, and what is left is compared with bounds"
+    grid = {"learned": GIVEN}  # all see the same layer, MLP, sequences and starts
 
     dim: int = st.setting(4, "token dimension", least=1, small=2, full=8)
     heads: int = st.setting(2, "heads", least=1, full=3)
@@ -58,14 +57,10 @@ class LayerAndMlp(st.Study):
     starts: int = st.setting(10, "random starts at most", least=1, small=1)
     evaluations: int = st.setting(2000, "evaluations of the loss in each start", least=1, small=300, full=10_000)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        """Return what is learned; all see the same layer, MLP, sequences and starts."""
-        return st.grid(learned=tuple(GIVEN))
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {"error": ((), 0.0, FIGURES["error"])}
 
-    def train(self, key: jax.Array, learned: str) -> st.Record:
+    def train(self, key: st.Key, learned: str) -> st.Record:
         for_teacher, for_data, for_starts, for_stages = st.generator(key).spawn(4)
         layer = planted_layer(for_teacher, self.dim, self.heads)
         drawn = draw_composed(for_teacher, self.dim, self.heads, self.hidden)
@@ -89,7 +84,7 @@ class LayerAndMlp(st.Study):
         values |= compare_weights(teacher, fit.weights)
         return {name: ((), float(values[name]), words) for name, words in FIGURES.items()}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         both = trained.sel(learned="both")
 
         def worst(name: str) -> xr.DataArray:
@@ -124,7 +119,7 @@ class LayerAndMlp(st.Study):
         quantity = "unexplained share of the variance"
         yield st.Claim(text, trained["error"].sel(learned="uniform"), st.above(0.01), basis, quantity)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         placed, names = trained.assign_coords(learned=range(len(TITLES))), ("error", "theta", "mapped", "projection")
         left = {FIGURES[name]: st.log(placed[name].where(placed[name] > 0)) / np.log(10) for name in names}
         labels, shows = ("What is left", "learned", "log10 of the figure"), ("A student learns the function",)

@@ -21,9 +21,8 @@ known to have low ranks are told apart in the same order; heads of full rank by 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -106,7 +105,7 @@ class Leakage(st.Study):
         ] + [("gpt2", limit, size) for limit, sizes in others.items() for size in sizes]
         return tuple(st.Cell(family=family, limit=limit, size=float(size)) for family, limit, size in places)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the bound of Gaussian sequences: free parameters over numbers of a call, times s^2 / e if more."""
         noises = np.asarray(self.noises)
         free, *by_heads = (
@@ -123,7 +122,7 @@ class Leakage(st.Study):
             "limit_by_heads": (("family", "heads"), least_by_heads, "calls in units of s^2 / e"),
         }
 
-    def train(self, key: jax.Array, family: str, limit: str, size: float) -> st.Record:
+    def train(self, key: st.Key, family: str, limit: str, size: float) -> st.Record:
         """Attack one server, or take the bound of one limit; the layer of a family is the same in all cells."""
         for_layer, for_server, for_queries = st.generator(key).spawn(3)
         error = honest = math.nan
@@ -138,10 +137,10 @@ class Leakage(st.Study):
             layer = servers.build_layer(family, for_layer, self.dim, self.heads)
             bits = {"noise": 0.0, "bits": size}.get(limit, float(self.bits[-1]))
             server = servers.Server(layer, self.dim, for_server, size if limit == "noise" else 0.0, bits)
-            honest = server.honest()
+            honest = server.error(server)
             if limit in ("same", "nearby"):
                 dither = servers.DITHER if limit == "nearby" else 0.0
-                _, cost = servers.extract_from(family, server, for_queries, int(size), dither)
+                cost = servers.extract_from(family, server, for_queries, int(size), dither)
             else:
                 cost = servers.attack(family, server, for_queries, self.target, self.heads)
             calls, tokens, error = cost.calls, cost.tokens, cost.error
@@ -152,7 +151,7 @@ class Leakage(st.Study):
             "honest": ((), float(honest), "relative squared error of an answer"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         rising = max(2, sum(noise >= RISING for noise in self.noises))
         for family in self.families:
             noisy = _over(trained, family, "noise", self.noises).isel(noise=slice(-rising, None))
@@ -177,7 +176,7 @@ class Leakage(st.Study):
             yield from self._of_family(family, theory.sel(family=family), trained)
         yield from self._of_limits(trained)
 
-    def _of_family(self, family: str, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def _of_family(self, family: str, theory: st.Data, trained: st.Data) -> st.Claims:
         noisy, bit = _over(trained, family, "noise", self.noises), self.bits[1]  # at which all families are attacked
         yield st.Claim(
             f"At the largest noise calls for a {SHAPES[family]} layer are within a factor of {CLOSE:g} of the "
@@ -211,7 +210,7 @@ class Leakage(st.Study):
             "exponent of calls in the length",
         )
 
-    def _of_limits(self, trained: st.Data) -> Iterator[st.Claim]:
+    def _of_limits(self, trained: st.Data) -> st.Claims:
         bits = self.bits[:3]
         yield st.Claim(
             "Calls of least squares fall by a factor of four with every bit by which answers are rounded less coarsely",
@@ -241,7 +240,7 @@ class Leakage(st.Study):
             figure = st.exponent(_over(trained, "gpt2", limit, self.norms), "norm")
             yield st.Claim(text, figure, st.near(-6, 0.5), basis, quantity)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         calls = {SHAPES[family]: _over(trained, family, "noise", self.noises) for family in self.families}
         fewest = {shape: each.min("noise") for shape, each in calls.items()}
         yield st.lines(

@@ -7,9 +7,7 @@ allow.
 """
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -35,6 +33,7 @@ class Noise(st.Study):
     claim = "On noisy labels the student attains the parametric rate from random starts"
     revision = 3
     source = CHEN_LI.at("noise is not treated there; the parametric rate is classical")
+    grid = {"sigma": "sigmas"}
 
     sigmas: tuple[float, ...] = st.sweep(
         (0.001, 0.01, 0.1, 0.5),
@@ -51,14 +50,11 @@ class Noise(st.Study):
         if self.count * self.length < 2 * ENOUGH * self.heads * self.dim:
             raise st.UsageError(f"count={self.count}: {ENOUGH:g} labels for each of 2 d^2 numbers a head are needed")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(sigma=self.sigmas)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         numbers, labels = self._sizes()
         return {"error": ("sigma", numbers / labels * np.square(self.sigmas), FRESH_ERROR)}
 
-    def train(self, key: jax.Array, sigma: float) -> st.Record:
+    def train(self, key: st.Key, sigma: float) -> st.Record:
         """Learn one layer from labels with noise; layer, sequences and normals are the same for all sizes."""
         for_layer, for_data, for_noise, for_student = st.generator(key).spawn(4)
         layer = planted_layer(for_layer, self.dim, self.heads)
@@ -81,7 +77,7 @@ class Noise(st.Study):
             "restarts": ((), float(fit.restarts), "random starts"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         error, (numbers, labels) = trained["error"], self._sizes()
         weak = max((sigma for sigma in self.sigmas if sigma <= 0.1), default=self.sigmas[0])
         yield st.Claim(
@@ -103,7 +99,7 @@ class Noise(st.Study):
             resolution=1e-3,
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         rate = theory["error"]
         found = {"student": trained["error"] / rate, "refined from the truth": trained["attainable"] / rate}
         labels, label = ("Error in units of the rate", "sigma", "error / (p sigma^2 / n)"), "noise sigma of the labels"

@@ -9,6 +9,7 @@ question has the same answer. Questions that are moved by less than a rounding s
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,6 @@ from manyheads.recovery.queries.rotary.random_starts import RotaryShape, fit_fro
 from manyheads.recovery.queries.rotary.tangent import RotaryWeights
 from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.refusals import FitError, RecoveryRefused
-from manyheads.recovery.result.results import Extracted
 
 Function = Callable[[Array], Array]
 
@@ -118,30 +118,16 @@ class Server:
         left = float(np.mean((found(self.x) - self.y) ** 2)) / self.size**2
         return left if np.isfinite(left) else np.inf
 
-    def honest(self) -> float:
-        return self.error(self)
 
-
-def extract_from(
-    family: str, server: Server, rng: np.random.Generator, repeats: int, dither: float = DITHER
-) -> tuple[Extracted | None, Cost]:
+def extract_from(family: str, server: Server, rng: np.random.Generator, repeats: int, dither: float = DITHER) -> Cost:
     """Extract once, from means of `repeats` answers."""
     oracle = Oracle(server.averaged(repeats, dither), server.dim)
     noise = max(server.noise / repeats**0.5, 1e-15)
-    found, error = None, np.inf
-    try:
-        with np.errstate(all="ignore"):
-            if family == "gpt2":
-                found = extract_bounded(oracle, noise, rng)
-            elif family == "llama":
-                found = extract_rotary(oracle, noise, rng, ACCURATE)
-            else:
-                found = extract_scores(oracle, noise, rng, ACCURATE)
-            error = server.error(found)
-    except (RecoveryRefused, np.linalg.LinAlgError):
-        pass
-    asked = oracle.total
-    return found, Cost(repeats * asked.calls, repeats * asked.tokens, error)
+    error, extract = np.inf, extract_rotary if family == "llama" else extract_scores
+    with suppress(RecoveryRefused, np.linalg.LinAlgError), np.errstate(all="ignore"):
+        gpt2 = family == "gpt2"
+        error = server.error(extract_bounded(oracle, noise, rng) if gpt2 else extract(oracle, noise, rng, ACCURATE))
+    return Cost(repeats * oracle.total.calls, repeats * oracle.total.tokens, error)
 
 
 def attack(family: str, server: Server, rng: np.random.Generator, target: float, heads: int) -> Cost:
@@ -157,10 +143,8 @@ def attack(family: str, server: Server, rng: np.random.Generator, target: float,
     except FitError:
         return Cost(np.inf, np.inf, np.inf)
     start = Cost(oracle.total.calls, oracle.total.tokens, server.error(layer))
-    return start if start.error <= target else _fit_until(server, layer, start, rng, target)
-
-
-def _fit_until(server: Server, layer: RotaryLayer, start: Cost, rng: np.random.Generator, target: float) -> Cost:
+    if start.error <= target:
+        return start
     excess = max(12.0, FIRST * server.noise**2 / target)
     for _ in range(ATTEMPTS):
         oracle = Oracle(server, server.dim)

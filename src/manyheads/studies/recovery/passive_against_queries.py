@@ -8,9 +8,7 @@ suffices; the queries find out for themselves.
 
 import math
 import time
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -38,6 +36,7 @@ class PassiveAgainstQueries(st.Study):
     revision = 2
     source = CHEN_LI.at("passive learning is the source's subject; the comparison with queries is made here")
     unread_prediction = "the least number of sequences is a lower bound for the plot; the claims compare two learners"
+    grid = {"dim": "dims"}
 
     dims: tuple[int, ...] = st.sweep(
         (8, 16, 32), "token dimensions", count=1, multiple="heads", small=(4, 8), full=(16, 32, 64)
@@ -48,16 +47,13 @@ class PassiveAgainstQueries(st.Study):
         6.0, "numbers read for each free number of the layer that the student has to find", least=ENOUGH
     )
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(dim=self.dims)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the least number of calls: free numbers of the layer over the numbers that a call's last row has."""
         # Theta and W of rank d/m cost 2 d^2 - d^2/m numbers a head's pair of d x d/m factors, summed: 4 d^2 - 2 d^2/m.
         least = [(4 * dim**2 - 2 * dim**2 / self.heads) / dim for dim in self.dims]
         return {"least": ("dim", least, "sequences")}
 
-    def train(self, key: jax.Array, dim: int) -> st.Record:
+    def train(self, key: st.Key, dim: int) -> st.Record:
         for_layer, for_data, for_student, for_queries = st.generator(key).spawn(4)
         layer = gpt_layer(for_layer, dim, self.heads)
         free = free_numbers(Examples(np.zeros((1, 1, dim)), np.zeros((1, 1, dim)), FORM), self.heads)
@@ -85,7 +81,7 @@ class PassiveAgainstQueries(st.Study):
             "query_seconds": ((), seconds, {"long_name": "CPU seconds of the queries"} | timed),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         largest = max(self.dims)
         last = trained.sel(dim=largest)
         for learner, who in (("student", "Random sequences"), ("query", "Queries")):
@@ -93,21 +89,17 @@ class PassiveAgainstQueries(st.Study):
             basis = "log10 of the worst relative error of Theta and W over all layers; the function's is smaller"
             quantity = "relative error (log10), worst layer"
             yield st.Claim(text, trained[f"{learner}_error"].max(), st.below(EXACT), basis, quantity)
-        yield st.Claim(
-            f"At d = {largest} queries need fewer sequences than random examples",
-            _log10(last["query_sequences"] / last["student_sequences"]),
-            st.below(0),
-            "log10 of the ratio, verification left out; all rows of a random sequence inform",
-            "sequences of queries over those of examples (log10)",
-            "refuted",
-            resolution=1e-3,
-        )
+        text = f"At d = {largest} queries need fewer sequences than random examples"
+        figure = _log10(last["query_sequences"] / last["student_sequences"])
+        basis = "log10 of the ratio, verification left out; all rows of a random sequence inform"
+        quantity = "sequences of queries over those of examples (log10)"
+        yield st.Claim(text, figure, st.below(0), basis, quantity, "refuted", resolution=1e-3)
         text = f"At d = {largest} queries need less CPU time than random examples"
         basis = "log10 of the ratio of CPU seconds, verification included for the queries"
         quantity = "CPU time of examples over that of queries (log10)"
         yield st.Claim(text, _log10(last["student_seconds"] / last["query_seconds"]), st.above(0), basis, quantity)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         for title, name, label, counted, shows in (
             ("Sequences", "sequences", "sequences", "not counted", ("need fewer sequences",)),
             ("Numbers read", "numbers", "numbers in the answers", "not counted", ()),

@@ -1,8 +1,5 @@
 """`recovery/stages`: the error after each of the six stages, in their published and in their practical forms."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 import xarray as xr
 
@@ -42,6 +39,7 @@ class Stages(st.Study):
     revision = 3
     source = CHEN_LI
     unread_prediction = "stages are compared with each other, and the last one with rounding"
+    grid = {"form": FORMS, "heads": "heads"}  # both forms see the same layers and examples
 
     heads: tuple[int, ...] = st.sweep((2, 3), "numbers of heads", least=2, count=1, small=(2,), full=(2, 3, 4))
     dim: int = st.setting(12, "token dimension d", small=4, full=16)
@@ -50,14 +48,10 @@ class Stages(st.Study):
     joint_fit_sequences: int = st.setting(2000, "sequences of the joint fit", small=60, full=4000)
     points: int = st.setting(500, "points of the published form's net", small=5, full=4000)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        """Return both forms for every number of heads; they see the same layers and examples."""
-        return st.grid(form=FORMS, heads=self.heads)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {"joint": ("heads", np.zeros(len(self.heads)), "relative squared error")}
 
-    def train(self, key: jax.Array, form: str, heads: int) -> st.Record:
+    def train(self, key: st.Key, form: str, heads: int) -> st.Record:
         rng, published = st.generator(key), form == "published"
         layer = planted_layer(rng, self.dim, heads)
         x = sequences(rng, self.count + 1000, self.tokens, self.dim)
@@ -84,8 +78,10 @@ class Stages(st.Study):
         }
         return {name: ((), float(value), FIGURES[name]) for name, value in values.items()}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        published, practical = ({name: _log(trained[name].sel(form=form)) for name in FIGURES} for form in FORMS)
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
+        published, practical = (
+            {name: st.log(trained[name].sel(form=form).clip(1e-40)) for name in FIGURES} for form in FORMS
+        )
         inequality = "an inequality: the logarithm of the ratio of errors, mean over numbers of heads"
         yield st.Claim(
             "The error of the crude sum is a bias: four times the examples do not lower it",
@@ -111,7 +107,7 @@ class Stages(st.Study):
             "relative squared error (log10), worst replicate",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         path = trained[PATH].to_array("stage").assign_coords(stage=range(len(PATH)))
         yield st.lines(
             "Relative error after stages one to four",
@@ -124,7 +120,3 @@ class Stages(st.Study):
             shows=("smaller error than",),
             x_ticks=tuple(FIGURES[name] for name in PATH),
         )
-
-
-def _log(errors: xr.DataArray) -> xr.DataArray:
-    return st.log(errors.clip(1e-40))

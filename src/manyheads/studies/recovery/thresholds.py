@@ -6,9 +6,7 @@ held against the bound at which `manyheads.recovery.assumptions` warns.
 """
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,6 +39,7 @@ class Thresholds(st.Study):
     name = "recovery/thresholds"
     claim = "Each assumption weakened until the span is lost, beside its stated bound"
     source = CHEN_LI.at("assumptions of the main theorem; how they are weakened is ours")
+    grid = {"assumption": WEAKENINGS}  # all start from the same layers and see the same sequences
 
     strengths: tuple[float, ...] = st.sweep(
         (0.0, 0.3, 0.5, 0.7, 0.9, 0.97, 0.995), "strengths of the violation", least=0, below=1, small=(0.0, 0.9)
@@ -53,11 +52,7 @@ class Thresholds(st.Study):
         if self.strengths[0] != 0:
             raise st.UsageError(f"strengths={self.strengths}: the first must be zero")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        """Return every assumption; they start from the same layers and see the same sequences."""
-        return st.grid(assumption=tuple(WEAKENINGS))
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         found = assumptions(planted_layer(np.random.default_rng(0), self.dim, 2, scale=self.scale))
         ranges = [found[one.diagnostic] for one in WEAKENINGS.values()]
         upper = [math.isfinite(one.high) for one in ranges]
@@ -67,7 +62,7 @@ class Thresholds(st.Study):
             "upper": ("assumption", upper, "whether the bound is an upper one", None),
         }
 
-    def train(self, key: jax.Array, assumption: str) -> st.Record:
+    def train(self, key: st.Key, assumption: str) -> st.Record:
         rng, errors, figures = st.generator(key), [], []
         layer = planted_layer(rng, self.dim, 2, scale=self.scale)
         x = sequences(rng, self.count, 2, self.dim)
@@ -82,7 +77,7 @@ class Thresholds(st.Study):
             "threshold": ((), find_threshold(errors, figures), "diagnostic where the span is lost"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         yield st.Claim(
             "Where no assumption is weakened the span is kept in every replicate",
             trained["error"].sel(assumption="rank").isel(strength=0).max(),
@@ -110,7 +105,7 @@ class Thresholds(st.Study):
                 expected,
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         errors = {one.title: trained["error"].sel(assumption=name) for name, one in WEAKENINGS.items()}
         labels = "Error of the span as each assumption is weakened", "strength", "share outside the span"
         yield st.lines(*labels, errors, note="Bands reach over replicates.", shows=("The span is lost",))

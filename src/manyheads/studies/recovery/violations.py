@@ -6,9 +6,7 @@ fresh sequences; and the diagnostics of the true layer say beforehand what is wr
 """
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -45,6 +43,7 @@ class Violations(st.Study):
     revision = 3
     source = CHEN_LI.at("assumptions of the main theorem; how they are broken is ours")
     unread_prediction = "whether the warnings are right is measured inside `train`, against the same table"
+    grid = {"violation": "violations"}
 
     violations: tuple[str, ...] = st.setting(
         ("benign", "closer-heads", "cancelled", "equal-projections", "rank-one", "heavy-diagonal", "flat"),
@@ -69,14 +68,11 @@ class Violations(st.Study):
         if "benign" not in self.violations:
             raise st.UsageError(f"violations={self.violations}: expected benign among them")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(violation=self.violations)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         named = [float(bool(DEFORMATIONS[name].violates)) for name in self.violations]
         return {"warned": ("violation", named, "a diagnostic of the true layer warns")}
 
-    def train(self, key: jax.Array, violation: str) -> st.Record:
+    def train(self, key: st.Key, violation: str) -> st.Record:
         for_layer, for_data, for_stages, for_student = st.generator(key).spawn(4)
         broken = DEFORMATIONS[violation]
         layer = deformed_layer(for_layer, violation, self.dim, self.heads)
@@ -105,7 +101,7 @@ class Violations(st.Study):
             "warned": ((), float(right), "the diagnostic that is named warns, and none for a benign layer"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         text = "No wrong layer is returned, whatever assumption is violated"
         basis = "log10 of the worst error on fresh sequences; the tolerance on held-out ones is 1e-12"
         quantity = "relative squared error (log10), worst layer"
@@ -141,7 +137,7 @@ class Violations(st.Study):
                 "relative error of the attention matrices",
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         placed = trained.assign_coords(violation=range(len(self.violations))).median("replicate")
         names = {"before": "six stages, before the joint fit", "error": "six stages, returned", "student": "student"}
         errors = {title: placed[name] for name, title in names.items()}

@@ -1,9 +1,7 @@
 """`limits/approach`: convergence of transformers trained with Adam to the largest one along N, H and L."""
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -12,10 +10,9 @@ from manyheads.scaling.trained.trajectories import follow_networks
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.statistics import Interval
 from manyheads.studies.scaling.shared import convergence
-from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, LABELS, Plan, choose_sizes, task_of
+from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, LABELS, TASKS, Plan, plan_of, task_of
 from manyheads.study.panels import spread_curve
 from manyheads.theory.papers import BORDELON
-from manyheads.transformer.shape import Shape
 
 BATCHES = {"digits": 16, "text": 8}
 QUANTITIES = {"loss": "loss curve", "kernel": "kernel of the stream", "pattern": "attention pattern"}
@@ -36,7 +33,7 @@ class Approach(st.Study):
     source = BORDELON.at("figures 6 to 12: training converges as N, H, L grow; powers are derived here")
     unread_prediction = "the limit has no closed form: distances are to the largest network"
 
-    task: str = st.setting("digits", "digits or text")
+    task: str = st.setting("digits", "digits or text", choices=TASKS)
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth"), "which axes", small=("key_dim",))
     parametrizations: tuple[str, ...] = st.setting(
         ("limits", "half-logit", "half-depth", "standard"),
@@ -57,14 +54,13 @@ class Approach(st.Study):
     networks: int = st.setting(8, "networks of a replicate, on the same batches", least=2, small=2, full=32)
 
     def check(self) -> None:
-        task_of(self.task, 1)
         if any(len(sizes) < 3 for _, sizes in self.plan().sizes):
             raise st.UsageError("a power of the distance to the largest size needs two below it: give three or more")
 
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         r"""Return the powers of the size: -1 for means, -1/2 for single networks, and what a drift without end shows.
 
         A network of size n computes averages over n independent parts (entries of a head, heads, blocks). They
@@ -86,7 +82,7 @@ class Approach(st.Study):
             "quantity": ("quantity", list(QUANTITIES), "quantity", None),
         }
 
-    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
+    def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         task, records = task_of(self.task, BATCHES[self.task]), tuple(sorted({0, self.steps // 4, self.steps}))
         network, recipe = self.plan().train_with(parametrization, **sizes), Recipe(self.steps)
         loss, kernel, pattern, logits = follow_networks(
@@ -101,7 +97,7 @@ class Approach(st.Study):
             "record": ("record", np.asarray(records), "updates"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for name, axis in self.plan().pairs():
             if name in CONSISTENT:
                 yield from self._means(trained, name, axis)
@@ -116,22 +112,18 @@ class Approach(st.Study):
         values = self.plan().along(trained, quantity, name, axis)  # (replicates, sizes, networks, ...)
         return convergence.distances_to_largest((values if quantity == "loss" else values.isel(record=place)).values)
 
-    def _means(self, trained: st.Data, name: str, axis: Axis) -> Iterator[st.Claim]:
+    def _means(self, trained: st.Data, name: str, axis: Axis) -> st.Claims:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         drift, who = convergence.power_of_drift(sizes), f"{LABELS[name]} parametrization"
         measured = convergence.fall_of_mean(sizes, self.distances(trained, name, axis, "loss").mean).measured
-        yield st.Claim(
-            f"{who}: the mean loss curve converges as {letter} grows (exponent of its distance)",
-            measured,
-            st.below(drift),
-            DRIFT.format(letter),
-            "exponent of the size",
-        )
+        text = f"{who}: the mean loss curve converges as {letter} grows (exponent of its distance)"
+        quantity = "exponent of the size"
+        yield st.Claim(text, measured, st.below(drift), DRIFT.format(letter), quantity)
         text = f"{who}: the distance of the mean loss curve to its limit scales as {letter}^-1"
         basis = f"half way from {letter}^-1 to a drift like log {letter}, which has no limit"
         yield st.Claim(text, measured, st.near(-1, (1 + drift) / 2), basis, "exponent of the size")
 
-    def _scatters(self, trained: st.Data, name: str, axis: Axis) -> Iterator[st.Claim]:
+    def _scatters(self, trained: st.Data, name: str, axis: Axis) -> st.Claims:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         flat = FLAT.get((name, axis))
         law = f"is independent of {letter}" if flat else f"scales as {letter}^-1/2"
@@ -147,7 +139,7 @@ class Approach(st.Study):
                     "exponent of the size",
                 )
 
-    def _divergence(self, trained: st.Data, axis: Axis) -> Iterator[st.Claim]:
+    def _divergence(self, trained: st.Data, axis: Axis) -> st.Claims:
         """Test that the standard parametrization has no limit."""
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         # L blocks add a variance of order one each to the stream, before any training; N and H matter through Adam.
@@ -172,7 +164,7 @@ class Approach(st.Study):
                 "difference of squared distances",
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         plan = self.plan()
 
         def plot(name: str, axis: Axis) -> tuple[st.Curve, ...]:
@@ -189,8 +181,7 @@ class Approach(st.Study):
             yield self._scatters_picture(trained, axis)
 
     def plan(self) -> Plan:
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam")
+        return plan_of(self, "adam")
 
     def _means_picture(self, trained: st.Data, axis: Axis) -> st.Panel:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]

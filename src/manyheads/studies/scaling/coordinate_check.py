@@ -1,7 +1,5 @@
 """`limits/coordinate-check`: RMS update of every module against N, H and L, under six parametrizations."""
 
-from collections.abc import Iterator
-
 import jax
 import numpy as np
 
@@ -48,7 +46,7 @@ class CoordinateCheckStudy(st.Study):
     source = BORDELON.at("table 1 and figure 5; the exponents of single modules are derived here")
     unread_prediction = "targets follow from parametrization and axis of each claim; the prediction tabulates them"
 
-    task: str = st.setting("digits", "digits or text")
+    task: str = st.setting("digits", "digits or text", choices=scalings.TASKS)
     optimizer: Optimizer = st.setting("adam", "adam or sgd", choices=OWN)
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth"), "which axes", small=("key_dim",))
     parametrizations: tuple[str, ...] = st.setting(
@@ -64,13 +62,12 @@ class CoordinateCheckStudy(st.Study):
     networks: int = st.setting(2, "networks of a replicate, whose geometric mean is taken", least=1, small=1)
 
     def check(self) -> None:
-        scalings.task_of(self.task, 1)
         self.plan()
 
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         schemes = [scalings.parametrization_of(name, *self._base) for name in self.parametrizations]
         dims = ("parametrization", "axis", "quantity")
         required, least = (
@@ -85,7 +82,7 @@ class CoordinateCheckStudy(st.Study):
             "quantity": ("quantity", list(QUANTITIES), "quantity", None),
         }
 
-    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
+    def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         learning_rate, batch, steps = self._training
         network = (scalings.task_of(self.task, batch), *self.plan().train_with(parametrization, **sizes))
         keys = [jax.random.fold_in(key, number) for number in range(self.networks)]
@@ -101,7 +98,7 @@ class CoordinateCheckStudy(st.Study):
             }
         )
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for name, axis in self.plan().pairs():
             growths, letter = self.growths(trained, name, axis), LETTERS[axis]
             who = f"{scalings.LABELS[name]} parametrization"
@@ -123,7 +120,7 @@ class CoordinateCheckStudy(st.Study):
             yield from self._early(name, axis, who, growths)
             yield from self._at_init(name, axis, who, trained)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         note = (
             "A horizontal line is consistent, except that at logit (depth) exponent 1/2 N^-0.5 (L^-0.5) is prescribed "
             "for queries by their own weights. A parametrization is shown where its networks differ from those of "
@@ -133,8 +130,7 @@ class CoordinateCheckStudy(st.Study):
         yield exponents_table(self.plan(), trained, ROWS)
 
     def plan(self) -> scalings.Plan:
-        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return scalings.Plan(Shape(*self.base), sizes, self.parametrizations, self.optimizer)
+        return scalings.plan_of(self, self.optimizer)
 
     def growths(self, trained: st.Data, name: str, axis: Axis) -> tuple[Growth, ...]:
         """Return the judged growths of one parametrization along one axis."""
@@ -144,7 +140,7 @@ class CoordinateCheckStudy(st.Study):
         sizes = dict(plan.sizes)[axis]
         return decide_growths(parametrization, axis, sizes, updates, self._training[2], TOLERANCE[axis])
 
-    def _queries(self, name: str, axis: Axis, who: str, growths: tuple[Growth, ...]) -> Iterator[st.Claim]:
+    def _queries(self, name: str, axis: Axis, who: str, growths: tuple[Growth, ...]) -> st.Claims:
         """Claim the exponent of what queries move by their own weights."""
         required = getattr(required_growth(scalings.parametrization_of(name, *self._base))["query_by_weights"], axis)
         unscaled = name == "mup-half-logit" and axis == "key_dim"
@@ -161,7 +157,7 @@ class CoordinateCheckStudy(st.Study):
             "exponent of the size",
         )
 
-    def _early(self, name: str, axis: Axis, who: str, growths: tuple[Growth, ...]) -> Iterator[st.Claim]:
+    def _early(self, name: str, axis: Axis, who: str, growths: tuple[Growth, ...]) -> st.Claims:
         """Claim how fast updates grow after few steps of Adam on the digits, where that is known."""
         if self.task != "digits" or self.optimizer != "adam":
             return
@@ -185,7 +181,7 @@ class CoordinateCheckStudy(st.Study):
             "exponent of the size",
         )
 
-    def _at_init(self, name: str, axis: Axis, who: str, trained: st.Data) -> Iterator[st.Claim]:
+    def _at_init(self, name: str, axis: Axis, who: str, trained: st.Data) -> st.Claims:
         """Claim the exponents of variances before training."""
         if axis == "key_dim" and name in ("limits", "half-logit"):
             power = -1.0 if name == "limits" else 0.0

@@ -1,9 +1,5 @@
 """`limits/muon-coordinates`: RMS update of every module under Muon against N, H, L and D, beside common recipes."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -26,23 +22,15 @@ FINITE_SIZE = 0.15
 """Allowed deviation of an update by weights: what a correction 1 + n^(-1/2) makes over the default sizes."""
 
 
-class Break(NamedTuple):
-    """A recipe that goes wrong along an axis: what grows, after the first or the last checkpoint, and how fast."""
-
-    quantity: str
-    place: int
-    predicted: float
-    because: str
-
-
-BREAKS: dict[tuple[str, Axis], Break] = {
-    ("moonlight", "key_dim"): Break("query_by_weights", -1, 0.5, "the factor grows as D^(1/2)"),
-    ("moonlight", "heads"): Break("query_by_weights", -1, 0.5, "the factor grows as D^(1/2)"),
-    ("keller", "depth"): Break("residual", -1, 1.0, "L blocks move the stream, each as much as one"),
-    ("none", "stream"): Break("query_by_weights", -1, 0.5, "a matrix of N H rows has singular values one whatever D"),
-    ("heads-none", "heads"): Break("query_by_weights", 0, 0.5, "a head's block takes up inputs of RMS one, H^(1/2)"),
-    ("heads-keller", "heads"): Break("output_by_weights", 0, 1.0, "a factor (D/N)^(1/2) on blocks that are summed"),
-    ("heads-spectral", "heads"): Break("output_by_weights", 0, 1.0, "the sum over heads is forgotten"),
+# Recipes that go wrong along an axis: what grows, after the first or the last checkpoint, by which power, and why.
+BREAKS: dict[tuple[str, Axis], tuple[str, int, float, str]] = {
+    ("moonlight", "key_dim"): ("query_by_weights", -1, 0.5, "the factor grows as D^(1/2)"),
+    ("moonlight", "heads"): ("query_by_weights", -1, 0.5, "the factor grows as D^(1/2)"),
+    ("keller", "depth"): ("residual", -1, 1.0, "L blocks move the stream, each as much as one"),
+    ("none", "stream"): ("query_by_weights", -1, 0.5, "a matrix of N H rows has singular values one whatever D"),
+    ("heads-none", "heads"): ("query_by_weights", 0, 0.5, "a head's block takes up inputs of RMS one, H^(1/2)"),
+    ("heads-keller", "heads"): ("output_by_weights", 0, 1.0, "a factor (D/N)^(1/2) on blocks that are summed"),
+    ("heads-spectral", "heads"): ("output_by_weights", 0, 1.0, "the sum over heads is forgotten"),
 }
 
 
@@ -83,7 +71,7 @@ class MuonCoordinates(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         stated = [[_prescribed(name, axis) for axis in self.axes] for name in self.parametrizations]
         exponents = [[[powers[q] for q in BY_WEIGHTS] for powers in row] for row in stated]
         return {
@@ -93,7 +81,7 @@ class MuonCoordinates(st.Study):
             "quantity": ("quantity", list(BY_WEIGHTS), "quantity", None),
         }
 
-    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
+    def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         recipe = Recipe(epsilon=scalings.MUON_EPSILON, adam_learning_rate=self.adam_learning_rate)
         found = measure_updates(
             scalings.task_of(self.task, self.batch),
@@ -109,7 +97,7 @@ class MuonCoordinates(st.Study):
             "step": ("step", np.asarray(self.checkpoints), "updates"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for name, axis in self.plan().pairs():
             if (name, axis) in BREAKS:
                 yield self._breaks(trained, name, axis)
@@ -117,16 +105,14 @@ class MuonCoordinates(st.Study):
                 yield self._by_weights(trained, name, axis)
                 yield self._modules(trained, name, axis)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         columns = {name: name.replace("_by_weights", " by W").replace("_", " ") for name in FOLLOWED}
         note = "A recipe is shown only along axes where its networks differ from those of others."
         yield updates_picture(self.plan(), trained, columns, note, ("updates by the matrices", "updates of outputs"))
         yield exponents_table(self.plan(), trained, columns)
 
     def plan(self) -> scalings.Plan:
-        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths, self.streams)
-        base, axes = Shape.of(self.base, "base"), scalings.axes_of(BREAKS)
-        return scalings.Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes)
+        return scalings.plan_of(self, "muon", epsilon=False, axes_of=scalings.axes_of(BREAKS))
 
     def exponent(self, trained: st.Data, name: str, axis: Axis, quantity: str, place: int = -1) -> ExponentFit:
         return update_exponent(self.plan(), trained, quantity, name, axis, place)

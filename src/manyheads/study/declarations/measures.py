@@ -23,16 +23,17 @@ from manyheads.study.claims import Figure, Region, SampledFigure, Series
 from manyheads.study.verdicts import LEVEL
 
 if TYPE_CHECKING:
-    import jax
-
+    from jax import Array as Key  # of the random numbers of a replicate
+else:
+    Key = Any
 Data = xr.Dataset
 
 
-def generator(key: jax.Array) -> np.random.Generator:
-    """Return NumPy's generator for the key of a replicate."""
+def generator(key: Key, *numbers: int) -> np.random.Generator:
+    """Return NumPy's generator for the key of a replicate, another one for further numbers, such as those of a cell."""
     import jax
 
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    return np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), *numbers])
 
 
 def log(values: xr.DataArray | float) -> xr.DataArray:

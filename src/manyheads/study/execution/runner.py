@@ -15,7 +15,6 @@ from manyheads.errors import FileRefused, ManyheadsError, UsageError, check_inte
 from manyheads.study.base import Study, all_of, decide, evaluated_claims
 from manyheads.study.execution.assembly import assemble, tree
 from manyheads.study.execution.progress import announce, progress_bar
-from manyheads.study.execution.summary import Summary
 from manyheads.study.execution.units import Layout, Unit
 from manyheads.study.execution.work import UnitFailed, Work, WorkersLost
 from manyheads.study.panels import Panel
@@ -25,7 +24,7 @@ from manyheads.study.store.declaration import check_run
 from manyheads.study.store.disk import printable
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.provenance import versions
-from manyheads.study.store.run_store import RunStore, find_runs
+from manyheads.study.store.run_store import RunStore, Summary, find_runs
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:

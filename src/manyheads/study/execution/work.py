@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,7 +193,7 @@ class Work:
                         self._collect(launch)
                         pause = PAUSE[0]
                     elif not began:
-                        if not self.wait or (not launch.others() and not self._claimable(missing)):
+                        if not self.wait or not (launch.others() or set(missing) - self.asked):
                             break
                         time.sleep(pause)
                         pause = min(2 * pause, PAUSE[1])
@@ -207,10 +207,6 @@ class Work:
                     launch.sweep()
         self._tell(self.runs.missing(self.replicates))
         return len(self.told)
-
-    def _claimable(self, missing: Iterable[int]) -> bool:
-        """Tell whether units are left that this launch has not been given a result for."""
-        return any(number not in self.asked for number in missing)
 
     def _begin(self, task: Task, launch: Launch, missing: Sequence[int]) -> bool:
         """Claim units and give them to workers; tell whether there were any."""

@@ -90,11 +90,8 @@ def _rows(title: str, x_label: str, labels: Sequence[str]) -> tuple[Figure, Axes
     """Return a figure with a labelled row for every entry, the first on top."""
     figure = NotebookFigure(figsize=(7.4, 1.2 + 0.32 * max(len(labels), 2)), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel=x_label)
-    axes.set_yticks(range(len(labels)), labels=[_short(label) for label in labels])
+    short = [label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…" for label in labels]
+    axes.set_yticks(range(len(labels)), labels=short)
     axes.grid(False, axis="y")
     axes.set_ylim(len(labels) - 0.5, -0.5)
     return figure, axes
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"

@@ -195,12 +195,9 @@ def _with_exponents(text: str) -> Markup:
 
     text = re.sub(r"(?<![\w.^-])-?\d+(\.\d+)?e[+-]\d+\b|(?<=\s)-(?=\.?\d)", lambda found: typeset(found[0]), text)
     exponent = r"-\d+/\d+|1/\d+|-?\d+(?:\.\d+)?|[A-Za-z]\b"  # v^2/2 is half of a square, N^-1/2 an inverse root
-    raised = re.sub(rf"\^(?:\(([^()]+)\)|({exponent}))", _superscript, str(escape(text)))
+    powers, marked = rf"\^(?:\(([^()]+)\)|({exponent}))", str(escape(text))
+    raised = re.sub(powers, lambda found: f"<sup>{(found[1] or found[2]).replace('-', '−')}</sup>", marked)
     return Markup(re.sub(r"(?<=[A-Za-z>])_([A-Za-z0-9])(?![A-Za-z0-9_])", r"<sub>\1</sub>", raised))
-
-
-def _superscript(found: re.Match[str]) -> str:
-    return f"<sup>{(found[1] or found[2]).replace('-', '−')}</sup>"
 
 
 def _text(value: object) -> str:

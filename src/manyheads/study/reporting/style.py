@@ -49,12 +49,8 @@ def marker_of(group: int) -> str:
 
 def with_variables(svg: str) -> str:
     """Replace the colours of an SVG text by CSS variables with those colours as fall-back."""
-    return re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _variable, svg)
-
-
-def _variable(found: re.Match[str]) -> str:
-    name = VARIABLES.get(found[2])
-    return f"{found[1]}: var(--{name}, {found[2]})" if name else found[0]
+    colours = rf"(fill|stroke): ({'|'.join(VARIABLES)})"
+    return re.sub(colours, lambda found: f"{found[1]}: var(--{VARIABLES[found[2]]}, {found[2]})", svg)
 
 
 _SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")

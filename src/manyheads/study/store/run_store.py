@@ -30,8 +30,8 @@ from manyheads._json import Json
 from manyheads._settings import NUMBERS
 from manyheads.errors import FileRefused, UsageError
 from manyheads.study.base import Study
-from manyheads.study.execution.summary import Summary
 from manyheads.study.execution.units import Failure, Layout, Unit
+from manyheads.study.panels import Panel, panel_from_json
 from manyheads.study.sources import Source
 from manyheads.study.store import disk
 from manyheads.study.store.disk import StoreDamaged, StoreFull, no_link, printable, trusting_nothing
@@ -41,6 +41,7 @@ from manyheads.study.store.provenance import class_path, command_of, versions
 from manyheads.study.store.records.index import Index
 from manyheads.study.store.records.segments import FORMAT, refuse_other_format
 from manyheads.study.store.records.table import Pack
+from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -50,6 +51,29 @@ __all__ = ["RunStore", "StoreDamaged", "StoreFull", "find_paths", "find_runs"]
 HEADER = ("study", "revision", "configuration", "inputs", "seed", "class", "command", "claim", "source", "versions")
 TABLES = ("configuration", "inputs", "source", "versions")
 CLAIMS = "claims"  # in run.json: the number of claims; absent in runs of older versions
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Result of the last comparison: systems compared in each cell, verdicts, and pictures of the report."""
+
+    replicates: int
+    verdicts: tuple[Verdict, ...]
+    panels: tuple[Panel, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the summary as JSON can hold it."""
+        parts = {name: [each.to_json() for each in getattr(self, name)] for name in ("verdicts", "panels")}
+        return {"replicates": self.replicates} | parts
+
+    @classmethod
+    def from_json(cls, data: dict[str, Json]) -> Summary:
+        """Rebuild a summary from `to_json`."""
+        replicates = data["replicates"]
+        if type(replicates) is not int or replicates < 1:
+            raise ValueError(f"{replicates!r} replicates")
+        verdicts, panels = map(Verdict.from_json, data["verdicts"]), map(panel_from_json, data["panels"])
+        return cls(replicates, tuple(verdicts), tuple(panels))
 
 
 class RunStore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from manyheads._json import Json
 from manyheads._overview import printable
-from manyheads.study.execution.units import Unit
 from manyheads.study.store.leases import claims_in, owners_of
 from manyheads.study.store.records.schema import is_unit_number
 from manyheads.study.store.run_store import RunStore
@@ -28,7 +27,8 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Json]:
     for kind, numbers in (("stored", stored), ("claimed", claimed), ("failed", failed)):
         for number in numbers:
             if number < wanted:
-                counts = cells[_row(layout.unit(number))]
+                cell = layout.unit(number).cell
+                counts = cells["prediction" if cell is None else cell.slug]
                 counts[kind] += 1
                 counts["missing"] -= kind != "failed"
     launches = [
@@ -57,7 +57,3 @@ def describe(found: dict[str, Json]) -> str:
         lines.append(f"  {how}: {printable(owner['host'])}, pid {owner['pid']}, beat {owner['seconds']:.0f} s ago")
     lines += [f"  failed: {unit}: {printable(what)}" for unit, what in found["failures"].items()]
     return "\n".join(lines)
-
-
-def _row(unit: Unit) -> str:
-    return "prediction" if unit.cell is None else unit.cell.slug

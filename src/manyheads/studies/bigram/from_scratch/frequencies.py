@@ -4,10 +4,8 @@ Tokens that are not equally frequent, or not distributed as the transition's sta
 how many samples values need that were pretrained elsewhere.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -65,7 +63,7 @@ class Frequencies(st.Study):
         pairs = [*(("scratch", kind) for kind in KINDS), *(("transfer", kind) for kind in SOURCES)]
         return tuple(st.Cell(training=training, kind=kind) for training, kind in pairs)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         rng, systems = np.random.default_rng(0), {}
         for kind in KINDS:
             task = self._task(kind, rng)
@@ -84,7 +82,7 @@ class Frequencies(st.Study):
             "samples": ((), samples, "samples of the exact transition", "samples at a correlation of one"),
         }
 
-    def train(self, key: jax.Array, training: str, kind: str) -> st.Record:
+    def train(self, key: st.Key, training: str, kind: str) -> st.Record:
         """Train from scratch to the escape, or pretrain and search for the samples that rank the positions."""
         seed, number = replicate_seed(key), self.cells().index(st.Cell(training=training, kind=kind))
         rng = np.random.default_rng([*seed, number])
@@ -121,7 +119,7 @@ class Frequencies(st.Study):
             figures |= {"samples": geometric_mean(found_samples), "correlation": inner / norm**0.5}
         return {name: ((), figures[name], *label) for name, label in LABELS.items()}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         scratch, transfer = trained.sel(training="scratch", kind=list(KINDS)), trained.sel(training="transfer")
         yield st.Claim(
             "Under SGD the probability of flipped signs is Phi(-1/rho) with the effective vocabulary, for equal, "
@@ -201,7 +199,7 @@ class Frequencies(st.Study):
             resolution=GRAIN / self.searches,
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         law = theory["samples"] / (trained["correlation"].sel(training="transfer") ** 2).mean("replicate")
         for training, kinds, name, label, predicted, shows in (
             ("scratch", KINDS, "flipped", "frequencies of the tokens", theory["flipped"], "Under SGD the probability"),

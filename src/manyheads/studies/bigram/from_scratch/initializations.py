@@ -5,10 +5,8 @@ long context, SGD at a short one, and softmax attention, whose weights cannot be
 forms of `manyheads.theory.bigram.theorems.initialization`.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -62,7 +60,7 @@ class Initializations(st.Study):
         pairs = [*linear, ("sgd", "wrong-sign"), ("softmax", "wrong-sign"), ("softmax", "normal"), ("exact", "softmax")]
         return tuple(st.Cell(engine=engine, init=kind) for engine, kind in pairs)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         shares, times = [], []
         for engine, init in (map(str, cell.values()) for cell in self.cells()):
             task = self._task(np.random.default_rng(0), engine)
@@ -82,7 +80,7 @@ class Initializations(st.Study):
             "exact_time": ("wrong", [self._softmax_time(task, c) for c in self.wrong], EXACT),
         }
 
-    def train(self, key: jax.Array, engine: str, init: str) -> st.Record:
+    def train(self, key: st.Key, engine: str, init: str) -> st.Record:
         """Train to the plateau escape; return its median time, the share of flipped signs, and of right positions."""
         seed, number = setups.replicate_seed(key), self.cells().index(st.Cell(engine=engine, init=init))
         rng = np.random.default_rng([*seed, number])
@@ -111,7 +109,7 @@ class Initializations(st.Study):
             "exact_time": ("wrong", exact, EXACT),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         gaps = {name: trained[name] - theory[name] for name in ("flipped", "time")}
         reduced, sgd = f"In the reduced model at T = {self.longest:,}", f"Under SGD at T = {self.length:,}"
         every = [*KINDS, "wrong-sign"]

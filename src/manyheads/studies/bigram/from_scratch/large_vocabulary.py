@@ -5,10 +5,8 @@ values rises to a maximum and falls again, because noise gathers in the attentio
 of equal product; the signal of the attention overshoots its solution. Both follow from the signal system with noise.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -34,6 +32,7 @@ class LargeVocabulary(st.Study):
     name = "bigram/large-vocabulary"
     claim = "At N = 100 and 500 the values peak and fall, and the attention overshoots, as predicted"
     source = REN.at("figures: simulated runs at N = 100 and 500; the overshoot is derived here")
+    grid = {"vocabulary": "vocabularies"}
 
     vocabularies: tuple[int, ...] = st.sweep((100, 500), "N", least=2, small=(3, 5))
     length: int = st.setting(100_000, "T", small=100)
@@ -45,10 +44,7 @@ class LargeVocabulary(st.Study):
         if self.horizon <= (least := 2 * np.log(self.length)):
             raise st.UsageError(f"horizon={self.horizon}: give more than twice ln T, {least:.1f} e-foldings")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(vocabulary=self.vocabularies)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         rows, escapes = [], []
         for vocabulary in self.vocabularies:
             task = self._task(np.random.default_rng(0), vocabulary)
@@ -64,7 +60,7 @@ class LargeVocabulary(st.Study):
             **{name: (("vocabulary", "time"), curves[i], label) for i, (name, label) in enumerate(CURVES.items())},
         }
 
-    def train(self, key: jax.Array, vocabulary: int) -> st.Record:
+    def train(self, key: st.Key, vocabulary: int) -> st.Record:
         """Train one run of the reduced model, signs corrected; record every step."""
         rng = np.random.default_rng([*setups.replicate_seed(key), vocabulary])
         task = self._task(rng, vocabulary)
@@ -83,7 +79,7 @@ class LargeVocabulary(st.Study):
             **{name: ("time", curve, CURVES[name]) for name, curve in zip(CURVES, curves, strict=True)},
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         last, times = self.vocabularies[-1], f"{self.horizon:g} e-foldings"
         basis = f"the growth per step, {self.growth:g}: terms of that relative order separate steps from the system"
         yield st.Claim(
@@ -119,7 +115,7 @@ class LargeVocabulary(st.Study):
             "ratio of weights",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         shows = ("signal of the values peaks", "signal of the attention overshoots", "The signal system predicts")
         note = "Dashed: the signal system with noise. One is the solution."
         for (name, label), claim in zip(CURVES.items(), shows, strict=True):

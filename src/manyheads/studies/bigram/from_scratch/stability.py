@@ -5,10 +5,8 @@ epsilon K_P / (Q^2 N^3), with one calibrated to the noise, and without.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -57,7 +55,7 @@ class Stability(st.Study):
         rows += [("stage-two", name, self.penalty_batch, self.penalty_length) for name in PENALTIES]
         return tuple(st.Cell(part=p, penalty=name, batch=b, length=t) for p, name, b, t in rows)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         growths = []
         for cell in self.cells():
             task = self._task(np.random.default_rng(0), int(cell["length"]))
@@ -75,7 +73,7 @@ class Stability(st.Study):
             "noise": ((), noise, "noise of the attention under it", "that without"),
         }
 
-    def train(self, key: jax.Array, part: str, penalty: str, batch: int, length: int) -> st.Record:
+    def train(self, key: st.Key, part: str, penalty: str, batch: int, length: int) -> st.Record:
         seed = setups.replicate_seed(key)
         task = self._task(np.random.default_rng([*seed, 3]), length)
         growth, lowest, noise = np.nan, np.nan, np.nan
@@ -94,7 +92,7 @@ class Stability(st.Study):
             "noise": ((), noise, "squared norm of the other positions' weights, at the end"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         found, law = (data["growth"].sel(part="divergence", penalty="none", drop=True) for data in (trained, theory))
         along_batch = {"batch": list(self.batches), "length": self.lengths[0]}
         along_length = {"length": list(self.lengths), "batch": self.batches[0]}
@@ -144,16 +142,12 @@ class Stability(st.Study):
             "squared norm of the noise with the penalty over that without",
             resolution=setups.ROUNDING,
         )
-        yield st.Claim(
-            f"A penalty of {self.ratio:g} standard deviations halves the smallest excess loss (in doublings)",
-            np.log2(excess.sel(penalty="noise")),
-            st.below(-1),
-            "an inequality",
-            doublings,
-            resolution=setups.ROUNDING,
-        )
+        text = f"A penalty of {self.ratio:g} standard deviations halves the smallest excess loss (in doublings)"
+        figure = np.log2(excess.sel(penalty="noise"))
+        basis = "an inequality"
+        yield st.Claim(text, figure, st.below(-1), basis, doublings, resolution=setups.ROUNDING)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         task = self._task(np.random.default_rng(0), self.penalty_length)
         excess = trained["excess"].sel(part="stage-two").mean(["replicate", "batch", "length"])
         penalties = {name: self._penalty(task, name) for name in PENALTIES}

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -114,18 +113,10 @@ def solve_heads(
 
     They are (layer, head, sample, token, token_too), of layers whose heads are sampled.
     """
-    layers = _start(problem, branches, rng)
+    layers: Any = _start(problem, branches, rng)
     solved = solve_recursion(problem, layers, finite_depth_step(problem))
-    shown = [process.heads() for layer in layers for process in layer if isinstance(process, SampledHeads)]
+    shown = [process.heads() for layer in layers for process in layer if hasattr(process, "heads")]
     return solved, np.stack(shown).swapaxes(1, 2)
-
-
-@runtime_checkable
-class SampledHeads(Protocol):
-    """A process that samples single heads."""
-
-    def heads(self) -> np.ndarray:
-        """Logits of the heads at the last moment, (P, heads, T, T)."""
 
 
 def summarize(solved: Trajectory) -> dict[str, np.ndarray]:
@@ -135,7 +126,7 @@ def summarize(solved: Trajectory) -> dict[str, np.ndarray]:
 
 
 def train_ensemble(
-    problem: Problem, network: Network, key: jax.Array, count: int, *, every_head: bool = False
+    problem: Problem, network: Network, key: st.Key, count: int, *, every_head: bool = False
 ) -> dict[str, tuple[Any, ...]]:
     """Train some networks from seeds that follow from a key, all at once.
 
@@ -188,7 +179,7 @@ def first_output(limit: xr.DataArray, networks: Mapping[str, xr.DataArray], note
     )
 
 
-def train_seeds(problem: Problem, network: Network, key: jax.Array, count: int, **records: bool) -> xr.Dataset:
+def train_seeds(problem: Problem, network: Network, key: st.Key, count: int, **records: bool) -> xr.Dataset:
     """Train networks as `train_networks` does, from seeds that follow from a key, as many at once as memory holds.
 
     `records` are its options `every_head` and `movement`.

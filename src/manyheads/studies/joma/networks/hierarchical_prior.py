@@ -4,8 +4,6 @@ A pattern a that three labels contain is learned from three times the examples. 
 in transformers the whole training, with latents that labels share, is compared with the same leaves without latents.
 """
 
-from collections.abc import Iterator
-
 import equinox as eqx
 import jax
 import numpy as np
@@ -50,13 +48,14 @@ class HierarchicalPrior(st.Study):
     tested: int = st.setting(800, "sequences of a test", small=60, full=4000)
 
     def check(self) -> None:
-        LatentTask(self._shape(), self.width, 3, self.steps, self.batch, tested=self.tested)  # checks the sizes
+        shape = HierarchyShape(self.latents, 2, self.leaves)
+        LatentTask(shape, self.width, 3, self.steps, self.batch, tested=self.tested)  # checks the sizes
 
     def cells(self) -> tuple[st.Cell, ...]:
         """Return the numbers of labels that share a pattern, and both priors of the transformer."""
         return (*st.grid(system=("layer",), shared=SHARED), *(st.Cell(system=prior, shared=0) for prior in PRIORS))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         shared = [reaching_time(np.array([count / (2 * LABELS)]), LEVEL) for count in SHARED]
         return {
             "shared": ("shared", list(SHARED), "labels that share a pattern"),
@@ -64,7 +63,7 @@ class HierarchicalPrior(st.Study):
             "own_time": ((), reaching_time(np.array([1 / (2 * LABELS)]), LEVEL), TIMES["own_time"]),
         }
 
-    def train(self, key: jax.Array, system: str, shared: int) -> st.Record:
+    def train(self, key: st.Key, system: str, shared: int) -> st.Record:
         accuracy, own, common, bayes = np.full(self.snapshots + 1, np.nan), np.nan, np.nan, np.nan
         if system == "layer":
             steps = round(1.5 * reaching_time(np.array([1 / (2 * LABELS)]), LEVEL) / self.learning_rate)
@@ -80,13 +79,10 @@ class HierarchicalPrior(st.Study):
             "bayes": ((), bayes, "accuracy of Bayes' rule"),
         }
 
-    def _shape(self) -> HierarchyShape:
-        return HierarchyShape(self.latents, 2, self.leaves)
-
-    def _transformer(self, key: jax.Array, flat: bool) -> tuple[np.ndarray, float]:
+    def _transformer(self, key: st.Key, flat: bool) -> tuple[np.ndarray, float]:
         """Train on labels with latents or without and return the accuracies, and that of Bayes' rule."""
         for_leaves, for_model, for_batches, for_test = jax.random.split(key, 4)
-        shape = self._shape()
+        shape = HierarchyShape(self.latents, 2, self.leaves)
         leaves = patterns.reached_leaves(shape, for_leaves, flat)
         source = patterns.LeafSource.of(leaves, self.keep, shape.places)
         test = source.hierarchy.draw(for_test, self.tested)
@@ -100,7 +96,7 @@ class HierarchicalPrior(st.Study):
         bayes = patterns.bayes_accuracy(np.asarray(leaves), self.keep, 4 * self.tested, st.generator(key))
         return values["accuracy"].astype(float), bayes
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         layer, time = trained.sel(system="layer", shared=list(SHARED), drop=True), "time until a pattern is won"
         hierarchical, flat = (trained.sel(system=prior, shared=0) for prior in PRIORS)
         own = theory["own_time"] + 0 * theory["shared_time"]
@@ -135,18 +131,13 @@ class HierarchicalPrior(st.Study):
             "refuted",
             resolution=0.05,
         )
-        yield st.Claim(
-            "Labels whose latents are shared are as easy for Bayes' rule as labels of as many random leaves",
-            hierarchical["bayes"] - flat["bayes"],
-            st.near(0, 0.02),
-            "fifty sequences; labels that share latents have leaves in common",
-            "difference of accuracies",
-            "refuted",
-            bounds=(-1.0, 1.0),
-            resolution=1e-3,
-        )
+        text = "Labels whose latents are shared are as easy for Bayes' rule as labels of as many random leaves"
+        figure = hierarchical["bayes"] - flat["bayes"]
+        basis = "fifty sequences; labels that share latents have leaves in common"
+        quantity = "difference of accuracies"
+        yield st.Claim(text, figure, st.near(0, 0.02), basis, quantity, "refuted", bounds=(-1.0, 1.0), resolution=1e-3)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         transformers = trained.sel(shared=0)
         title = "Accuracy of a transformer over that of Bayes' rule"
         note = "New sequences. Bands range over replicates."

@@ -4,7 +4,6 @@ Vision transformers learn handwritten digits with their labels, and with the sam
 only be learned by heart. The images and both kinds of labels are the same for all networks.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -35,6 +34,7 @@ class ShuffledLabels(st.Study):
     name = "joma/shuffled-labels"
     claim = "Images that class means decide are learned first, with shuffled labels too"
     source = TIAN.at("the authors' reply to reviewers; the statistics are this study's")
+    grid = {"labels": LABELS}
 
     samples: int = st.setting(256, "images", least=4 * images.CLASSES, most=1797, small=40, full=1024)
     width: int = st.setting(32, "width of the transformer", multiple="heads", small=8, full=64)
@@ -45,22 +45,18 @@ class ShuffledLabels(st.Study):
     snapshots: int = st.setting(180, "how often the statistics are recorded", least=2, small=6, full=200)
     learning_rate: float = st.setting(3e-3, "learning rate of Adam", above=0, small=0.01, full=1e-3)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(labels=LABELS)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         data = (images.labelled_digits(self.samples, kind == "shuffled") for kind in LABELS)
         margins = [images.class_mean_margins(*each) for each in data]
         uniform = float(np.log(images.digit_config(self.width, self.heads, 1).length))
         return {
-            "labels": ("labels", list(LABELS), "labels", None),
             "image": ("image", np.arange(self.samples), "image"),
             "margin": (("labels", "image"), margins, "margin under the means of the classes"),
             "uniform": ((), uniform, "uniform entropy", "nat"),
             "random_rank": ((), expected_stable_rank(4 * self.width, self.width), "stable rank of a random matrix"),
         }
 
-    def train(self, key: jax.Array, labels: str) -> st.Record:
+    def train(self, key: st.Key, labels: str) -> st.Record:
         data = tuple(map(jnp.asarray, images.labelled_digits(self.samples, labels == "shuffled")))
         config = images.digit_config(self.width, self.heads, self.depth)
         source = images.LabelledImages(data[0], data[1], self.batch)
@@ -81,7 +77,7 @@ class ShuffledLabels(st.Study):
             **{name: (("step", "layer"), values[name], words) for name, words in RANKS.items()},
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         real, shuffled = (trained.sel(labels=kind) for kind in LABELS)
         for kind, part in zip(LABELS, (real, shuffled), strict=True):
             yield st.Claim(
@@ -102,14 +98,10 @@ class ShuffledLabels(st.Study):
         text = "With real labels images of a large margin under the class means are learned first"
         basis = f"an inequality: from {CLEAR} on the order is clearly there. Sign: early with a large margin"
         yield st.Claim(text, -_correlations(real, margins.sel(labels="real")), clear, basis, **rank)
-        yield st.Claim(
-            "With shuffled labels the margin does not tell when an image is learned",
-            -_correlations(shuffled, margins.sel(labels="shuffled")),
-            negligible,
-            f"the control: {up_to}",
-            expected="refuted",
-            **rank,
-        )
+        text = "With shuffled labels the margin does not tell when an image is learned"
+        correlations = -_correlations(shuffled, margins.sel(labels="shuffled"))
+        basis = f"the control: {up_to}"
+        yield st.Claim(text, correlations, negligible, basis, expected="refuted", **rank)
         text = "With real labels independent networks learn the images in one order"
         basis = "an inequality; each network beside the mean of the others"
         yield st.Claim(text, _correlations(real), clear, basis, **rank)
@@ -117,26 +109,18 @@ class ShuffledLabels(st.Study):
         yield st.Claim(text, _correlations(shuffled), negligible, f"the same; {up_to}", expected="refuted", **rank)
         ranks, level = trained[list(RANKS)].mean("layer"), float(theory["random_rank"])
         ends = ranks["lower_rank"].isel(step=-1)
-        yield st.Claim(
-            "Shuffled labels end at a higher stable rank of the lower MLP matrix than real ones",
-            (ends.sel(labels="shuffled") - ends.sel(labels="real")) / level,
-            st.above(0),
-            "an inequality, paired by seed",
-            "difference of stable ranks (of the random level)",
-            "refuted",
-            resolution=1e-5,
-        )
+        text = "Shuffled labels end at a higher stable rank of the lower MLP matrix than real ones"
+        figure = (ends.sel(labels="shuffled") - ends.sel(labels="real")) / level
+        basis = "an inequality, paired by seed"
+        quantity = "difference of stable ranks (of the random level)"
+        yield st.Claim(text, figure, st.above(0), basis, quantity, "refuted", resolution=1e-5)
         for name, words in RANKS.items():
             curves = ranks[name].sel(labels="real")
-            yield st.Claim(
-                f"From a start of high rank training on real labels ends at half the {words}",
-                (curves.isel(step=0) - curves.isel(step=-1)) / level,
-                st.above(0.5),
-                "an inequality; a random matrix has the level one. Mean over layers",
-                "fall of the stable rank (of the random level)",
-                "refuted",
-                resolution=1e-5,
-            )
+            text = f"From a start of high rank training on real labels ends at half the {words}"
+            figure = (curves.isel(step=0) - curves.isel(step=-1)) / level
+            basis = "an inequality; a random matrix has the level one. Mean over layers"
+            quantity = "fall of the stable rank (of the random level)"
+            yield st.Claim(text, figure, st.above(0.5), basis, quantity, "refuted", resolution=1e-5)
         for layer, words in ((0, "bottom layer"), (-1, "top layer")):
             found = replicated_drop_and_rise(real["entropy"].isel(layer=layer).values)
             for verb, change, expected in (("drops", found.drop, "holds"), ("rebounds", found.rise, "refuted")):
@@ -151,7 +135,7 @@ class ShuffledLabels(st.Study):
                     resolution=1e-5,
                 )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         note = "Bands range over replicates."
         accuracy = {f"{kind} labels": trained["accuracy"].sel(labels=kind) for kind in LABELS}
         yield st.lines("Accuracy on the images", "step", "accuracy", accuracy, note=note, shows=("Real labels are",))

@@ -4,8 +4,6 @@ Layers of many neurons with random weights are trained by SGD, with the constant
 that the neurons share. Attention begins where the weights are large, or uniform; small weights are the control.
 """
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +36,7 @@ class WideNetworks(st.Study):
     name = "joma/wide-networks"
     claim = "The first of n neurons is won after a time ~ 1/(n + 1), if attention is aligned"
     source = TIAN.at("theorem 2; lucky neurons as reviews ask, derived here from it")
+    grid = {"setting": (*ALONE, "shared"), "width": "widths"}
 
     widths: tuple[int, ...] = st.sweep((4, 16, 64), "neurons of a layer", small=(2, 8), full=(4, 16, 64, 256))
     # Of smaller widths there are more layers, with as many neurons in all.
@@ -48,10 +47,7 @@ class WideNetworks(st.Study):
     learning_rate: float = st.setting(5e-4, "learning rate of SGD", above=0, most=0.05, small=0.01, full=1e-4)
     batch: int = st.setting(16, "samples of an update", least=1)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(setting=(*ALONE, "shared"), width=self.widths)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return mean times and shares by quadrature, and the luckiest neuron's share of a shared output by sampling.
 
         The last is the mean over `SAMPLED` random layers, each solved without training.
@@ -74,7 +70,7 @@ class WideNetworks(st.Study):
             "luckiest": ("width", luckiest, FIGURES["luckiest"]),
         }
 
-    def train(self, key: jax.Array, setting: str, width: int) -> st.Record:
+    def train(self, key: st.Key, setting: str, width: int) -> st.Record:
         for_init, for_batches = jax.random.split(key)
         steps = round(HORIZON / self.learning_rate)
         training = WideTraining(self.learning_rate, steps, self.batch, self.level)
@@ -94,7 +90,7 @@ class WideNetworks(st.Study):
         values = first, weaker, some, luckiest
         return {name: ((), value, FIGURES[name]) for name, value in zip(FIGURES, values, strict=True)}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         narrow, middle, widest = self.widths[0], self.widths[1], self.widths[-1]
         more = (trained["width"] + 1).assign_attrs(long_name="neurons of the layer + 1")
         times, laws = (data["first_time"].assign_coords(width=more) for data in (trained, theory))
@@ -131,14 +127,10 @@ class WideNetworks(st.Study):
             share,
             bounds=(0.0, 1.0),
         )
-        yield st.Claim(
-            "With uniform attention at the start it wins the share beyond the separatrix of random starts",
-            weaker.sel(setting="uniform"),
-            st.near(theory["weaker"].sel(setting="uniform"), 0.01),
-            "quadrature over random starts",
-            share,
-            bounds=(0.0, 1.0),
-        )
+        text = "With uniform attention at the start it wins the share beyond the separatrix of random starts"
+        region = st.near(theory["weaker"].sel(setting="uniform"), 0.01)
+        basis = "quadrature over random starts"
+        yield st.Claim(text, weaker.sel(setting="uniform"), region, basis, share, bounds=(0.0, 1.0))
         some, predicted = (data["some"].sel(setting="aligned", width=middle) for data in (trained, theory))
         yield st.Claim(
             f"In layers of {middle} neurons it wins some neuron with 1 - (1 - p)^n",
@@ -160,24 +152,16 @@ class WideNetworks(st.Study):
             "ratio of times",
             resolution=1e-9,
         )
-        yield st.Claim(
-            "Under a shared loss the luckiest neuron adds to the output what one accumulated gain for all predicts",
-            (luckiest / theory["luckiest"]).mean("width"),
-            st.near(1, 0.05),
-            "an equality of the flow; two percent of the sampling of layers",
-            "measured over predicted share",
-        )
-        yield st.Claim(
-            f"Under a shared loss the luckiest of {widest} neurons adds half of the output",
-            luckiest.isel(width=-1),
-            st.above(0.5),
-            "an inequality: half is what the luckiest of four adds",
-            "share of the output",
-            "refuted",
-            resolution=1e-9,
-        )
+        text = "Under a shared loss the luckiest neuron adds to the output what one accumulated gain for all predicts"
+        basis = "an equality of the flow; two percent of the sampling of layers"
+        quantity = "measured over predicted share"
+        yield st.Claim(text, (luckiest / theory["luckiest"]).mean("width"), st.near(1, 0.05), basis, quantity)
+        text = f"Under a shared loss the luckiest of {widest} neurons adds half of the output"
+        basis = "an inequality: half is what the luckiest of four adds"
+        quantity = "share of the output"
+        yield st.Claim(text, luckiest.isel(width=-1), st.above(0.5), basis, quantity, "refuted", resolution=1e-9)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         for name, title, label, claim in (
             ("first_time", "Time until the first neuron is won", "mean time", "scales as 1/(n + 1)"),
             ("some", "Layers in which the weaker token wins a neuron", "share of layers", "wins some neuron"),

@@ -5,7 +5,6 @@ matrix, several seeds, the same statistics for every run, and a comparison with 
 characters and blocks are pre-norm; in the paper they are words and post-norm, so shapes can be compared, not numbers.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,7 @@ class RealText(st.Study):
     claim = "Attention entropy of the bottom layer drops and rebounds in training on text"
     source = TIAN.at("figures 6 and 8, and the authors' reply to reviewers; the statistics are this study's own")
     revision = 3  # correlations: intervals end at -1 and 1
+    grid = {"depth": "depths", "learning_rate": "learning_rates"}
 
     text: Path | None = st.setting(None, "a UTF-8 file; by default Python's own documentation")
     depths: tuple[int, ...] = st.sweep((1, 2, 4), "numbers of layers", small=(1, 2), full=(1, 2, 3, 5, 10))
@@ -68,14 +68,11 @@ class RealText(st.Study):
     def check(self) -> None:
         Shape(self.key_dim, self.heads, self.depths[0])
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(depth=self.depths, learning_rate=self.learning_rates)
-
-    def predict(self, key: jax.Array) -> st.Data:
+    def predict(self, key: st.Key) -> st.Data:
         """Return the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
         return reference_levels(self.length, self.key_dim * self.heads)
 
-    def train(self, key: jax.Array, depth: int, learning_rate: float) -> st.Data:
+    def train(self, key: st.Key, depth: int, learning_rate: float) -> st.Data:
         vocabulary, text = read_characters(self.text)
         for_model, for_batches = jax.random.split(key)
         config = character_config(Shape(self.key_dim, self.heads, depth), len(vocabulary), self.length)
@@ -86,7 +83,7 @@ class RealText(st.Study):
         done = train_and_record(model, text, self.batch, adam, self.steps, for_batches, every=every)
         return recorded_dataset(done, ("validation_loss", "entropy", "stable_rank"))
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         runs = RunSummary(trained, float(theory["random_rank"]))
         # Outcomes are known for the default text and size alone.
         holds, refuted = ("holds", "refuted") if self == type(self)() else (None, None)
@@ -123,7 +120,7 @@ class RealText(st.Study):
             resolution=ROUNDING,
         )
 
-    def _correlations(self, runs: RunSummary, holds: str | None, refuted: str | None) -> Iterator[st.Claim]:
+    def _correlations(self, runs: RunSummary, holds: str | None, refuted: str | None) -> st.Claims:
         rise, middle = runs.rise.mean("layer"), EARLY[len(EARLY) // 2]
         # The change of a coefficient when two neighbours of the order are exchanged, over all cells and within one
         # learning rate.
@@ -142,18 +139,14 @@ class RealText(st.Study):
         text = "Between seeds of one depth and learning rate the rebound is uncorrelated with the validation loss"
         basis = f"correlations up to {NEGLIGIBLE} are called negligible; mean over cells"
         yield st.Claim(text, (between.mean(), widened), st.near(0, NEGLIGIBLE), basis, expected=holds, **correlation)
-        yield st.Claim(
-            f"After {middle:.0%} of a run the validation loss ranks the final losses better than the rebound does",
-            np.abs(runs.early_loss(middle)) - np.abs(runs.early_rise(middle)),
-            st.near(1, (1.0, np.inf)),
-            "an inequality between two rank correlations of the same runs, paired by seed",
-            "difference of rank correlations",
-            holds,
-            bounds=(-2.0, 2.0),
-            resolution=2 * grain,
-        )
+        text = f"After {middle:.0%} of a run the validation loss ranks the final losses better than the rebound does"
+        figure = np.abs(runs.early_loss(middle)) - np.abs(runs.early_rise(middle))
+        region = st.near(1, (1.0, np.inf))
+        basis = "an inequality between two rank correlations of the same runs, paired by seed"
+        quantity = "difference of rank correlations"
+        yield st.Claim(text, figure, region, basis, quantity, holds, bounds=(-2.0, 2.0), resolution=2 * grain)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield from pictures(theory, trained, RunSummary(trained, float(theory["random_rank"])))
 
     def inputs(self) -> dict[str, str]:

@@ -4,7 +4,6 @@ Each variant changes one thing about a decoder of two layers that reads words. W
 Recorded are the attention entropy and the stable ranks of both MLP matrices, layer by layer, and their order in time.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import equinox as eqx
@@ -39,6 +38,7 @@ class RealTextVariants(st.Study):
     name = "joma/real-text-variants"
     claim = "On words the bottom layer's entropy drops first; it rebounds in post-norm blocks"
     source = TIAN.at("figures 6 to 8 and B.2; the control and statistics are added here")
+    grid = {"variant": variants.VARIANTS}
 
     text: Path | None = st.setting(None, "a UTF-8 file; by default Python's own documentation")
     width: int = st.setting(64, "width, which one variant doubles", least=4, multiple=4, small=16, full=192)
@@ -50,10 +50,7 @@ class RealTextVariants(st.Study):
     snapshots: int = st.setting(24, "how often the statistics are recorded", least=2, small=3, full=48)
     learning_rate: float = st.setting(3e-3, "learning rate of Adam", above=0, small=0.02, full=1e-3)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(variant=tuple(variants.VARIANTS))
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the levels of uniform attention and of a random matrix of the MLP's shape."""
         uniform = [
             float(np.log(self.length)) if variant.masked else causal_entropy_level(self.length)
@@ -62,12 +59,11 @@ class RealTextVariants(st.Study):
         widths = [self.width * variant.widen for variant in variants.VARIANTS.values()]
         random = [expected_stable_rank(4 * width, width) for width in widths]
         return {
-            "variant": ("variant", list(variants.VARIANTS), "variant", None),
             "uniform": ("variant", uniform, "entropy of uniform attention", "nat"),
             "random_rank": ("variant", random, "stable rank of a random matrix"),
         }
 
-    def train(self, key: jax.Array, variant: str) -> st.Record:
+    def train(self, key: st.Key, variant: str) -> st.Record:
         kind = variants.VARIANTS[variant]
         vocabulary, texts = variants.read_tokens(kind.tokens, self.text, self.vocabulary)
         mask = vocabulary if kind.masked else None
@@ -88,7 +84,7 @@ class RealTextVariants(st.Study):
             **{name: (("step", "layer"), values[name], *words) for name, words in RECORDED.items()},
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         # Outcomes are known for the default text and size alone.
         holds, refuted = ("holds", "refuted") if self == type(self)() else (None, None)
         for words, layer in PLACES.items():
@@ -106,15 +102,11 @@ class RealTextVariants(st.Study):
                 )
         plain = _change(trained, "words", "entropy", 0).rise
         for words, variant in (("twice the width", "double-width"), ("one head in place of four", "one-head")):
-            yield st.Claim(
-                f"The rebound of the bottom layer is the same with {words}",
-                _change(trained, variant, "entropy", 0).rise - plain,
-                st.near(0, SAME),
-                f"{SAME:g} nat is a third of the rebound in the published runs; paired by seed",
-                "difference of rises (nat)",
-                holds,
-                resolution=ROUNDING,
-            )
+            text = f"The rebound of the bottom layer is the same with {words}"
+            figure = _change(trained, variant, "entropy", 0).rise - plain
+            basis = f"{SAME:g} nat is a third of the rebound in the published runs; paired by seed"
+            quantity = "difference of rises (nat)"
+            yield st.Claim(text, figure, st.near(0, SAME), basis, quantity, holds, resolution=ROUNDING)
         for change, part in (("drops", "drop"), ("rebounds", "rise")):
             for matrix in ("lower", "upper"):
                 yield st.Claim(
@@ -139,15 +131,11 @@ class RealTextVariants(st.Study):
                 holds,
                 resolution=self.steps / self.snapshots / 2,
             )
-        yield st.Claim(
-            "On words in random order the attention entropy of the top layer does not drop",
-            _change(trained, "shuffled-words", "entropy", -1).drop,
-            st.near(0, SAME),
-            "the control: attention has nothing to learn from words in random order",
-            "drop (nat)",
-            holds,
-            resolution=ROUNDING,
-        )
+        text = "On words in random order the attention entropy of the top layer does not drop"
+        figure = _change(trained, "shuffled-words", "entropy", -1).drop
+        basis = "the control: attention has nothing to learn from words in random order"
+        quantity = "drop (nat)"
+        yield st.Claim(text, figure, st.near(0, SAME), basis, quantity, holds, resolution=ROUNDING)
 
     def _mean_rank_change(self, theory: st.Data, trained: st.Data, name: str, part: str) -> np.ndarray:
         """Return the mean over layers and variants of a drop or rise, over the level of a random matrix."""
@@ -158,7 +146,7 @@ class RealTextVariants(st.Study):
         ]
         return np.mean(changes, axis=0)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         others = [name for name in variants.VARIANTS if name not in REBOUNDING]
         shown = [(name, words, list(REBOUNDING)) for name in RECORDED for words in PLACES]
         for name, words, drawn in (*shown, ("entropy", "bottom layer", others)):

@@ -1,6 +1,5 @@
 """Figures and tables of `joma/real-text`: small multiples by depth and learning rate."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from manyheads.study.panels import Multiples, Picture, spread_curve
 BANDS = "Lines are means over seeds, bands range from the smallest to the largest."
 
 
-def pictures(theory: st.Data, trained: st.Data, runs: RunSummary) -> Iterator[st.Panel]:
+def pictures(theory: st.Data, trained: st.Data, runs: RunSummary) -> st.Panels:
     """Draw entropy and rank by depth and learning rate, losses, rebounds against losses, and the tables."""
     uniform, random = float(theory["uniform"]), float(theory["random_rank"])
     best, rates = runs.best, runs.best["learning_rate"].values.tolist()
@@ -35,15 +34,9 @@ def pictures(theory: st.Data, trained: st.Data, runs: RunSummary) -> Iterator[st
         ("random matrix", random),
         f"As above. Dotted: a random matrix of the same shape, {random:.1f}.",
     )
-    yield st.lines(
-        "Lowest validation loss",
-        "learning_rate",
-        "cross-entropy [nat/character]",
-        {_layers(depth): best.sel(depth=depth) for depth in runs.best_rates},
-        log="x",
-        x_label="learning rate",
-        note=BANDS,
-    )
+    labels = "Lowest validation loss", "learning_rate", "cross-entropy [nat/character]"
+    losses = {_layers(depth): best.sel(depth=depth) for depth in runs.best_rates}
+    yield st.lines(*labels, losses, log="x", x_label="learning rate", note=BANDS)
     points = [data.mean("replicate").values.T.tolist() for data in (runs.rise.mean("layer"), best)]  # (rate, depth)
     yield st.Lines(
         "Rebound and loss",

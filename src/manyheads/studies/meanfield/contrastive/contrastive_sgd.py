@@ -1,8 +1,5 @@
 """`meanfield/contrastive-sgd`: SGD in n dimensions against the overlap ODE, from exact and from random overlaps."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -26,6 +23,7 @@ class ContrastiveSgd(st.Study):
     claim = "SGD for contrastive learning follows the overlap ODE with error n^(-1/2)"
     source = MENG.at("abstract: limit of high dimension; loss, ODE, fluctuations and escape time are derived here")
     revision = 2
+    grid = {"dimension": "dimensions"}
 
     dimensions: tuple[int, ...] = st.sweep(
         (50, 100, 200, 400, 800, 1600, 3200),
@@ -43,10 +41,7 @@ class ContrastiveSgd(st.Study):
         40.0, "end time of runs from random weights, and time of those that find no feature", above=0, small=4.0
     )
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(dimension=self.dimensions)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the trajectory of the ODE, deviations by linear response, and the slope of the escape time in ln n."""
         task = ContrastiveTask()
         path = overlap_trajectory(task, START, self._times())
@@ -61,9 +56,9 @@ class ContrastiveSgd(st.Study):
             "dimension": ("dimension", list(self.dimensions), "dimension n"),
         }
 
-    def train(self, key: jax.Array, dimension: int) -> st.Record:
+    def train(self, key: st.Key, dimension: int) -> st.Record:
         task = ContrastiveTask()
-        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), dimension])
+        rng = st.generator(key, dimension)
         path = train_overlaps(task, np.tile(START, (self.runs, 1)), dimension, self._times(), rng)
         norm = norms_without_features(task)[-1]
         start = np.full((self.runs, 3), norm)
@@ -82,7 +77,7 @@ class ContrastiveSgd(st.Study):
     def _times(self) -> np.ndarray:
         return np.linspace(0, self.horizon, self.records + 1)[1:]
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         largest, escape = self.dimensions[-1], float(theory["escape_slope"])
         errors = st.distance(trained["trajectory"], theory["trajectory"], over=("time", "run", "order"))
         response = theory["fluctuation"] / trained["dimension"] ** 0.5
@@ -110,7 +105,7 @@ class ContrastiveSgd(st.Study):
             "growth of the time per unit of ln n",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         first = trained["trajectory"].isel(replicate=0, run=0)
         small, large = (first.sel(dimension=size) for size in (self.dimensions[0], self.dimensions[-1]))
         curves = {f"n = {self.dimensions[-1]}": large}, {"ODE": theory["trajectory"]}

@@ -1,8 +1,5 @@
 """`meanfield/feature-basins`: moments of a feature that decide its growth, its basin, and its stability."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 import xarray as xr
 
@@ -29,6 +26,7 @@ class FeatureBasins(st.Study):
     claim = "Second moments decide growth at Q = 0; higher moments decide basin and stability"
     source = MENG.at("abstract: feature learnability, attraction region, local stability; rates are derived here")
     revision = 3
+    grid = {"probability": "probabilities"}
 
     probabilities: tuple[float, ...] = st.setting(
         (1.0, 0.5, 0.25, 0.1),
@@ -49,10 +47,7 @@ class FeatureBasins(st.Study):
         if self.probabilities[0] != 1:
             raise st.UsageError(f"probabilities={self.probabilities}: expected 1 first, and another one")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(probability=self.probabilities)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         growth, boundary, transverse = [], [], []
         for probability in self.probabilities:
             task = two_features(probability)
@@ -97,7 +92,7 @@ class FeatureBasins(st.Study):
         """Return the lengths of (Q1, Q2) at which the map of the basins is computed."""
         return np.linspace(RADIUS, 1.0, 2 * self.rounds)
 
-    def train(self, key: jax.Array, probability: float) -> st.Record:
+    def train(self, key: st.Key, probability: float) -> st.Record:
         task, rng = two_features(probability), st.generator(key)
         norm = stationary.norms_without_features(task, NODES)[-1]
         growth = self._rates(task, (SMALL, SMALL, norm), rng)
@@ -123,7 +118,7 @@ class FeatureBasins(st.Study):
         mean = np.maximum(end[:, :2].mean(0), 1e-6)
         return np.log(mean / np.maximum(np.abs(start[:2]), 1e-6)) / WINDOW
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         other, last, spacing = self.probabilities[1], self.probabilities[-1], 90 / self.angles
         growth, rate = trained["growth"].mean("probability"), trained["transverse"]
         yield st.Claim(
@@ -159,7 +154,7 @@ class FeatureBasins(st.Study):
         basis = "an inequality: a positive rate; it is negative for kurtosis 1, where both features are alike"
         yield st.Claim(text, rate.isel(probability=-1), st.above(0), basis, "growth rate")
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield self._phase_portrait(theory)
         edges, selected = theory["boundary"], trained["selected"].mean("replicate")
         names = {probability: f"kurtosis {1 / probability:g}" for probability in self.probabilities}

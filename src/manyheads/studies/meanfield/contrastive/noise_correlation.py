@@ -4,9 +4,6 @@ The correlation rho enters twice: through the variance of a step, tau^2 D, which
 drift, where it changes the norm of the weights.
 """
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 import xarray as xr
 
@@ -42,7 +39,7 @@ class NoiseCorrelation(st.Study):
         settings += [(self.strong[0], self.strong[1], rho) for rho in (-0.9, 0.0)]
         return tuple(st.Cell(noise=noise, learning_rate=rate, correlation=rho) for noise, rate, rho in settings)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         cosines = [stationary_cosine(one_feature(*map(float, cell.values()))) for cell in self.cells()]
         std, rate = self.moderate
         scales = np.array([0.25, 0.5, 1.0])
@@ -54,14 +51,14 @@ class NoiseCorrelation(st.Study):
             "setting": ("setting", [cell.slug for cell in self.cells()], "cell"),
         }
 
-    def train(self, key: jax.Array, noise: float, learning_rate: float, correlation: float) -> st.Record:
+    def train(self, key: st.Key, noise: float, learning_rate: float, correlation: float) -> st.Record:
         """Train by SGD and average the cosine over time and runs; all cells see the same random numbers."""
         task, times = one_feature(noise, learning_rate, correlation), np.linspace(self.burn_in, self.horizon, 101)
         path = train_overlaps(task, np.tile(START, (self.runs, 1)), self.dimension, times, st.generator(key))
         cosine = np.abs(path[..., 0]) / np.sqrt(path[..., 1])
         return {"cosine": ((), cosine.mean(), "stationary cosine")}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         (std, rate), (large, slow) = self.moderate, self.strong
         regimes, cosine = (self.moderate, self.strong), trained["cosine"]
         moderate, strong = (cosine.sel(noise=noise, learning_rate=step) for noise, step in regimes)
@@ -82,7 +79,7 @@ class NoiseCorrelation(st.Study):
         text = f"At noise {large:g} and learning rate {slow:g} negative correlation lowers the cosine by as much as"
         yield st.Claim(f"{text} the ODE says", hurt, st.near(loss, abs(loss) / 2), half, quantity)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         std, rate = self.moderate
         rho = sorted(trained["correlation"].values.tolist())
         ode = xr.concat([self._predicted(theory, std, rate, each) for each in rho], "correlation")

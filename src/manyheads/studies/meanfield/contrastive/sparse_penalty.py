@@ -1,7 +1,5 @@
 """`meanfield/sparse-penalty`: SGD with an L1 penalty against McKean-Vlasov particles, for a sparse feature."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +30,7 @@ class SparsePenalty(st.Study):
     claim = "SGD with an L1 penalty follows McKean-Vlasov particles with error n^(-1/2)"
     source = MENG.at("abstract: limit of high dimension; the particles and the penalty are derived here")
     revision = 3
+    grid = {"dimension": "dimensions"}
 
     dimensions: tuple[int, ...] = st.sweep(
         (200, 400, 800, 1600), "dimensions n", least=BLOCK, multiple=BLOCK, small=(20, 40)
@@ -42,10 +41,7 @@ class SparsePenalty(st.Study):
     records: int = st.setting(32, "times that are compared", small=2)
     runs: int = st.setting(8, "independent runs of a replicate at the largest dimension", least=1, small=1)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(dimension=self.dimensions)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return overlaps and squared norm of the particles; their random numbers are fixed, their error is small."""
         features, weights = draw_coordinates(self.particles, 1, np.random.default_rng(0))
         system = ContrastiveTask(weight_decay=0.0), weights[0], features, self.horizon, jax.random.key(0), sign_penalty
@@ -58,8 +54,8 @@ class SparsePenalty(st.Study):
             "dimension": ("dimension", list(self.dimensions), "dimension n"),
         }
 
-    def train(self, key: jax.Array, dimension: int) -> st.Record:
-        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), dimension])
+    def train(self, key: st.Key, dimension: int) -> st.Record:
+        rng = st.generator(key, dimension)
         times = np.linspace(0, self.horizon, self.records + 1)[1:]
         runs = self.runs * self.dimensions[-1] // dimension
         features, weights = draw_coordinates(dimension, runs, rng)
@@ -77,7 +73,7 @@ class SparsePenalty(st.Study):
             "penalty": ("penalty", ["L1", "L2"], "penalty"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         squares = ((trained["mean"] - theory["trajectory"]) ** 2 + trained["variance"]).mean(("time", "order"))
         means, count = squares.mean("replicate"), squares.sizes["replicate"]
         errors = squares.std("replicate") / max(count - 1, 1) ** 0.5
@@ -102,7 +98,7 @@ class SparsePenalty(st.Study):
             "gain of the cosine",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         title = f"L1 penalty: particles and one run of SGD, n = {self.dimensions[-1]}"
         run, law = trained["trajectory"].isel(dimension=-1, replicate=0), theory["trajectory"]
         yield st.lines(title, "time", "overlaps Q1, Q2 and squared norm q", {"SGD": run}, {"particles": law})

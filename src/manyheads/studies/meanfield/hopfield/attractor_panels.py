@@ -1,7 +1,5 @@
 """Pictures of `meanfield/attractors`: bifurcation diagrams, attractors, exponents and the phase diagram."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import xarray as xr
 
@@ -18,7 +16,7 @@ DRAWN = (1.2, 1.255, 1.26451, 1.266, 1.27, 1.4, 3.0)  # temperatures whose attra
 PLACES = 4  # digits of a coordinate
 
 
-def attractor_panels(theory: st.Data, coexisting: xr.DataArray, starts: int) -> Iterator[st.Panel]:
+def attractor_panels(theory: st.Data, coexisting: xr.DataArray, starts: int) -> st.Panels:
     """Draw the mean field; `coexisting` is the share of random starts with another period, by temperature."""
     scan = theory.sel(scan="fixed start")
     spectrum = scan["scanned"].assign_coords(place=scan["beta"].values)
@@ -27,15 +25,10 @@ def attractor_panels(theory: st.Data, coexisting: xr.DataArray, starts: int) -> 
     yield _onset(theory.sel(scan=["up", "down"]))
     yield _attractors(theory)
     yield _table(theory, coexisting, starts)
-    yield st.lines(
-        f"Lyapunov spectrum, the {spectrum.sizes['order']} largest exponents",
-        "place",
-        "exponent (nat/step)",
-        {f"λ{at + 1}": spectrum.isel(order=at, drop=True) for at in range(spectrum.sizes["order"])},
-        reference={"": 0 * spectrum.isel(order=0, drop=True)},
-        x_label=BETA,
-        note=f"The largest exponent is above {CHAOTIC:g} at {chaotic} of the temperatures.",
-    )
+    labels = f"Lyapunov spectrum, the {spectrum.sizes['order']} largest exponents", "place", "exponent (nat/step)"
+    note = f"The largest exponent is above {CHAOTIC:g} at {chaotic} of the temperatures."
+    curves = {f"λ{at + 1}": spectrum.isel(order=at, drop=True) for at in range(spectrum.sizes["order"])}
+    yield st.lines(*labels, curves, reference={"": 0 * spectrum.isel(order=0, drop=True)}, x_label=BETA, note=note)
     yield _phases(theory)
 
 

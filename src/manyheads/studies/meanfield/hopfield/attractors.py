@@ -5,11 +5,9 @@ noise, of order N^(-1/2). On a chaotic one noise of any size grows to the size o
 largest Lyapunov exponent of the mean field says how the distance of two runs depends on N.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -69,7 +67,7 @@ class AttractorStudy(st.Study):
         (48, 64), "gains and temperatures of the phase diagram", least=2, small=(3, len(TABLE) // 3), full=(100, 100)
     )
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         network, (gains, temperatures) = OneBitNetwork.published(), self.phase
         networks = {"published": network, "no positions": replace(network, positional_weight=0.0)}
         table = [self._spectrum(each, np.array(TABLE), 1) for each in networks.values()]
@@ -102,9 +100,9 @@ class AttractorStudy(st.Study):
             "phase_beta": ("phase_beta", beta, TEMPERATURE),
         }
 
-    def train(self, key: jax.Array) -> st.Record:
+    def train(self, key: st.Key) -> st.Record:
         network, sizes = OneBitNetwork.published(), np.asarray(self.neurons)
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+        rng = st.generator(key)
         apart = []
         for beta in self.betas:
             neurons = np.broadcast_to(sizes, (2, self.pairs, sizes.size))
@@ -129,7 +127,7 @@ class AttractorStudy(st.Study):
         lengths = self.transient // shorter, self.steps // shorter
         return lyapunov_spectrum(network, betas, EXPONENTS, *lengths, record, **options)
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         published = theory.sel(network="published")
         for beta in self.betas:
             negative = float(published["exponents"].sel(temperature=beta)[0]) < 0
@@ -159,7 +157,7 @@ class AttractorStudy(st.Study):
             expected="refuted",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         coexisting = _others(theory.sel(network="published"), trained, "period").mean("replicate")
         yield from attractor_panels(theory, coexisting, self.starts)
 

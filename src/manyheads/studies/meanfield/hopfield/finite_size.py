@@ -4,9 +4,6 @@ Where the map contracts, overlaps deviate from it by N^(-1/2), with a constant t
 multiplies noise by gamma / sqrt(M), so the law needs N well above gamma^2 / M; below that the deviation falls slower.
 """
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -44,7 +41,7 @@ class FiniteSize(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(beta=(self.weak, self.strong), neurons=self.neurons)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         network, betas = OneBitNetwork.published(), (self.weak, self.strong)
         found = [(overlap_fluctuations(network, beta, self.steps) ** 2).mean() ** 0.5 for beta in betas]
         return {
@@ -53,14 +50,14 @@ class FiniteSize(st.Study):
             "neurons": ("neurons", list(self.neurons), "neurons N"),
         }
 
-    def train(self, key: jax.Array, beta: float, neurons: int) -> st.Record:
+    def train(self, key: st.Key, beta: float, neurons: int) -> st.Record:
         network = OneBitNetwork.published()
-        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), neurons])
+        rng = st.generator(key, neurons)
         exact = mean_field_trajectory(network, beta, self.steps)
         found = simulate_network(network, beta, self.steps, np.full(self.runs, neurons), rng)
         return {"error": ((), ((found - exact) ** 2).mean() ** 0.5, "rms deviation of overlaps")}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         weak, strong = (trained["error"].sel(beta=beta) for beta in (self.weak, self.strong))
         response = theory["constant"] / trained["neurons"] ** 0.5
         below, above = (self._sizes(below=which) for which in (True, False))

@@ -6,10 +6,8 @@ bias of order 1/N once N is well above gamma^2 / M. On orbits that do not expand
 N^(-1/2). At eps = 0 the map is odd, so attractors come in mirrored pairs and averages over both are refused.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -52,7 +50,7 @@ class StationaryMoments(st.Study):
                 "attractors are zero without meaning; expected a number above 0 and up to 1"
             )
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         network, rng, moments, early = self.network(), np.random.default_rng(0), [], []
         for begin in range(0, self.orbits, CHUNK):
             first = rng.uniform(-1, 1, (len(self.betas), CHUNK, network.types))
@@ -71,8 +69,8 @@ class StationaryMoments(st.Study):
             "moment": ("moment", _names(network.features), "moment"),
         }
 
-    def train(self, key: jax.Array) -> st.Record:
-        network, rng = self.network(), np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+    def train(self, key: st.Key) -> st.Record:
+        network, rng = self.network(), st.generator(key)
         sizes = np.repeat(np.asarray(self.neurons)[:, None], self.runs, 1)
         moments, early = [], []
         for beta in self.betas:
@@ -88,7 +86,7 @@ class StationaryMoments(st.Study):
             "moment": ("moment", _names(network.features), "moment"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         averages, tokens = (deviations(theory, trained, name) for name in ("moments", "early"))
         for beta in self.regular:
             yield st.Claim(
@@ -117,7 +115,7 @@ class StationaryMoments(st.Study):
                 expected="refuted",
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         averages, tokens = (deviations(theory, trained, name) for name in ("moments", "early"))
         error = theory["averaging"].broadcast_like(averages.isel(replicate=0, drop=True))
         yield st.lines(
@@ -131,14 +129,9 @@ class StationaryMoments(st.Study):
             "error of a time average in chaos, from orbits of the mean field itself, averaged as long.",
             shows=("time averages",),
         )
-        yield st.lines(
-            "Deviation token by token, from the same first token",
-            "neurons",
-            RMS_TOKENS,
-            {f"β = {beta:g}": tokens.sel(beta=beta) for beta in self.chaotic + self.regular},
-            log="xy",
-            shows=(f"the first {EARLY} tokens",),
-        )
+        labels = "Deviation token by token, from the same first token", "neurons", RMS_TOKENS
+        curves = {f"β = {beta:g}": tokens.sel(beta=beta) for beta in self.chaotic + self.regular}
+        yield st.lines(*labels, curves, log="xy", shows=(f"the first {EARLY} tokens",))
         largest = trained["moments"].isel(neurons=-1).mean(("replicate", "run"))
         yield st.table(
             "Stationary moments",

@@ -1,7 +1,5 @@
 """`meanfield/attention-speed`: finite learning rate of the attention matrix against the two-timescale limit."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +19,7 @@ class AttentionSpeed(st.Study):
     claim = "The two-timescale limit errs as 1/r at attention speed r, but only from r = 1000"
     source = KIM.at("two-timescale limit; the error at finite speed is derived here")
     revision = 2
+    grid = {"speed": "speeds"}
 
     speeds: tuple[float, ...] = st.sweep(
         (1.0, 10.0, 100.0, 1e3, 1e4, 1e5),
@@ -33,19 +32,16 @@ class AttentionSpeed(st.Study):
     records: int = st.setting(300, "recorded times", small=4)
 
     def check(self) -> None:
-        if min(len(self._fast), len(self._slow)) < 2:
+        if min(map(len, self._sides())) < 2:
             raise st.UsageError(f"speeds={self.speeds}: expected two up to {SLOW:g} and two from {FAST:g} on")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(speed=self.speeds)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {
             "order": ((), -1.0, "exponent of r of the error"),
             "speed": ("speed", list(self.speeds), "attention speed r"),
         }
 
-    def train(self, key: jax.Array, speed: float) -> st.Record:
+    def train(self, key: st.Key, speed: float) -> st.Record:
         times = np.linspace(0.0, self.duration, self.records + 1)[1:]
         drawn = SCATTER * np.asarray(jax.random.normal(key, (2, 2, 2), jnp.float64))
         start = SIGNAL + drawn[0], FOREIGN + drawn[1]
@@ -59,31 +55,21 @@ class AttentionSpeed(st.Study):
             "moment": ("moment", times, "time"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        yield st.Claim(
-            f"The error of the two-timescale limit decreases as 1/r for attention speeds r from {FAST:g} on",
-            st.exponent(trained["error"].sel(speed=self._fast), "speed", "r"),
-            st.near(theory["order"], 0.1),
-            "the next order: at r = 1000 it is a tenth of the first",
-        )
-        yield st.Claim(
-            f"The error of the two-timescale limit decreases as 1/r for speeds up to {SLOW:g} already",
-            st.exponent(trained["error"].sel(speed=self._slow), "speed", "r"),
-            st.near(-1, 0.1),
-            "the same tolerance; near a saddle the curvature of the loss in W is small, and W lags",
-            expected="refuted",
-        )
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
+        fast, slow = (st.exponent(trained["error"].sel(speed=side), "speed", "r") for side in self._sides())
+        text = f"The error of the two-timescale limit decreases as 1/r for attention speeds r from {FAST:g} on"
+        basis = "the next order: at r = 1000 it is a tenth of the first"
+        yield st.Claim(text, fast, st.near(theory["order"], 0.1), basis)
+        text = f"The error of the two-timescale limit decreases as 1/r for speeds up to {SLOW:g} already"
+        basis = "the same tolerance; near a saddle the curvature of the loss in W is small, and W lags"
+        yield st.Claim(text, slow, st.near(-1, 0.1), basis, expected="refuted")
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         first = trained.isel(replicate=0)
         curves = {f"r = {speed:g}": first["loss"].sel(speed=speed) for speed in self.speeds}
         limit, title = {"limit": first["limit"].isel(speed=0)}, "Loss at finite attention speed r"
         yield st.lines(title, "moment", "loss", curves, reference=limit, note="One start.")
 
-    @property
-    def _fast(self) -> list[float]:
-        return [speed for speed in self.speeds if speed >= FAST]
-
-    @property
-    def _slow(self) -> list[float]:
-        return [speed for speed in self.speeds if speed <= SLOW]
+    def _sides(self) -> tuple[list[float], list[float]]:
+        """Return the speeds from FAST on, and those up to SLOW."""
+        return [speed for speed in self.speeds if speed >= FAST], [speed for speed in self.speeds if speed <= SLOW]

@@ -1,8 +1,5 @@
 """`meanfield/benign-landscape`: saddle levels, fixed points, negative curvature, and training from random starts."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -40,11 +37,12 @@ class BenignLandscape(st.Study):
     duration: float = st.setting(600.0, "last time of the training of both layers", above=0, small=0.2)
     records: int = st.setting(120, "recorded times", least=1, small=3)
 
-    def predict(self, key: jax.Array) -> st.Record:
-        return {"level": ("saddle", saddle_levels(self._task().covariance), "loss of the saddles")}
+    def predict(self, key: st.Key) -> st.Record:
+        levels = saddle_levels(circle_task(DEGREES, AMPLITUDES, self.nodes).covariance)
+        return {"level": ("saddle", levels, "loss of the saddles")}
 
-    def train(self, key: jax.Array) -> st.Record:
-        rng, task = st.generator(key), self._task()
+    def train(self, key: st.Key) -> st.Record:
+        rng, task = st.generator(key), circle_task(DEGREES, AMPLITUDES, self.nodes)
         found = np.array([_measure_saddle(task, rng) for _ in range(self.saddles)])
         times = np.linspace(0.0, self.duration, self.records + 1)[1:]
         start = Particles(rng.normal(size=(self.width, task.features)), rng.normal(size=(self.width, 2)))
@@ -59,7 +57,7 @@ class BenignLandscape(st.Study):
             "moment": ("moment", times, "time"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         yield st.Claim(
             "Fixed points of the attention satisfy C W = C S^-1, also where C is singular "
             "(relative error of C W S = C)",
@@ -93,15 +91,12 @@ class BenignLandscape(st.Study):
                 basis,
                 "curvature over the size of the bound",
             )
-        yield st.Claim(
-            "MLPs trained from Gaussian starts reach the global minimum (largest final loss)",
-            trained["loss"].isel(moment=-1).max(skipna=False),
-            st.near(0, GLOBAL),
-            "the lowest saddle lies at 0.08; the loss falls algebraically, to 1e-6 at time 600",
-            "largest final loss",
-        )
+        text = "MLPs trained from Gaussian starts reach the global minimum (largest final loss)"
+        basis = "the lowest saddle lies at 0.08; the loss falls algebraically, to 1e-6 at time 600"
+        quantity = "largest final loss"
+        yield st.Claim(text, trained["loss"].isel(moment=-1).max(skipna=False), st.near(0, GLOBAL), basis, quantity)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         ends, count = trained["loss"].isel(moment=-1), trained.sizes["replicate"]
         yield st.lines(
             f"Training of both layers: {int((ends < GLOBAL).sum())} of {count} starts reach a loss of {GLOBAL:g}",
@@ -129,9 +124,6 @@ class BenignLandscape(st.Study):
             log_y=True,
             note="Lines: the smallest ratio at a level; bands: up to the largest. Both bounds say 1 or more.",
         )
-
-    def _task(self) -> FeatureTask:
-        return circle_task(DEGREES, AMPLITUDES, self.nodes)
 
 
 def _measure_saddle(task: FeatureTask, rng: np.random.Generator) -> tuple[float, float, float, float]:

@@ -1,8 +1,5 @@
 """`meanfield/head-particles`: error of H averaged attention heads against the limit of many heads."""
 
-from collections.abc import Iterator
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,6 +26,7 @@ class HeadParticlesStudy(st.Study):
         identifier="2606.10469",
         locus="abstract: heads as particles, finite heads against the limit; rate, constant and task are derived here",
     )
+    grid = {"output": OUTPUTS, "heads": "heads"}
 
     heads: tuple[int, ...] = st.sweep((16, 64, 256), "heads H", small=(4, 16))
     drawn: int = st.setting(24_576, "heads that a replicate draws at every H, in systems of H", small=64)
@@ -42,10 +40,7 @@ class HeadParticlesStudy(st.Study):
         if self.drawn < 2 * self.heads[-1]:
             raise st.UsageError(f"heads={self.heads}, drawn={self.drawn}: expected two systems of the last size")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(output=OUTPUTS, heads=self.heads)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         prompts = self._prompts()
         variance = system.initial_variance(prompts)
         points = [gaussian_points(system.PARAMETERS, self.reference, np.random.default_rng(seed)) for seed in (0, 1)]
@@ -69,9 +64,8 @@ class HeadParticlesStudy(st.Study):
             "heads": ("heads", list(self.heads), "heads H"),
         }
 
-    def train(self, key: jax.Array, output: str, heads: int) -> st.Record:
-        prompts, seeds = self._prompts(), np.asarray(jax.random.key_data(key)).ravel().tolist()
-        rng = np.random.default_rng([*seeds, heads, int(output == "summed")])
+    def train(self, key: st.Key, output: str, heads: int) -> st.Record:
+        prompts, rng = self._prompts(), st.generator(key, heads, int(output == "summed"))
         points = rng.standard_normal((self.drawn // heads, heads, system.PARAMETERS))
         logits = self._train(points, prompts, output == "summed")
         loss = np.asarray(system.cross_entropy(jnp.asarray(logits[:, -1]), prompts.answer))
@@ -83,7 +77,7 @@ class HeadParticlesStudy(st.Study):
             "loss_spread": ((), loss.std(ddof=1), "standard deviation of the loss after training", "nat"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         first, second = self.heads[:2]
         squares = ((trained["mean"] - theory["logit"].isel(step=-1)) ** 2 + trained["spread"]).mean("prompt")
         averaged, summed = (squares.sel(output=output) ** 0.5 for output in OUTPUTS)
@@ -122,7 +116,7 @@ class HeadParticlesStudy(st.Study):
             expected="refuted",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         heads = trained.sel(output="averaged")
         bias = abs((heads["loss_mean"] - theory["loss"].isel(step=-1, drop=True)).mean("replicate"))
         found = {"standard deviation over systems": heads["loss_spread"], "bias, absolute value": bias}

@@ -1,9 +1,7 @@
 """`meanfield/mlp-width`: loss trajectories of MLPs of finite width around the limit, one and both layers trained."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -62,7 +60,7 @@ class MLPWidth(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return tuple(st.Cell(layers=layers, width=width) for layers in STARTS for width in self._widths[layers])
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the limits, each from two references that agree.
 
         Raises
@@ -89,8 +87,8 @@ class MLPWidth(st.Study):
             "share": ("share", SHARES, "time over the last time"),
         }
 
-    def train(self, key: jax.Array, layers: str, width: int) -> st.Record:
-        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).tolist(), width])
+    def train(self, key: st.Key, layers: str, width: int) -> st.Record:
+        rng = st.generator(key, width)
         losses = np.full((self.networks, RECORDS), np.nan)
         for place in range(self.networks if layers == "outer" else 1):
             losses[place] = self._flow(layers, width, rng)
@@ -99,7 +97,7 @@ class MLPWidth(st.Study):
             "share": ("share", SHARES, "time over the last time"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         outer, both = self._errors(theory, trained).values()
         typical = ((both**2).mean("replicate") ** 0.5).values
         yield st.Claim(
@@ -117,7 +115,7 @@ class MLPWidth(st.Study):
         basis, quantity = "a decrease at every step", "largest ratio of errors at neighbouring N"
         yield st.Claim(text, float((typical[1:] / typical[:-1]).max()), st.below(1), basis, quantity)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         for layers, widths in self._widths.items():
             loss, law = (data["loss"].sel(layers=layers) for data in (trained, theory))
             shown = dict.fromkeys((widths[0], widths[len(widths) // 2], widths[-1]))

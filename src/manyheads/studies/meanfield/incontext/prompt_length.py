@@ -1,7 +1,5 @@
 """`meanfield/prompt-length`: loss of the linear-attention transformer against the number of pairs in a prompt."""
 
-from collections.abc import Iterator
-
 import jax
 import numpy as np
 
@@ -30,16 +28,14 @@ class PromptLength(st.Study):
     claim = "With n pairs in a prompt the loss exceeds its limit by exactly c/n"
     source = KIM.at("|L_n - L| <~ sqrt(log k / n); the exact c/n and its bound are derived here")
     revision = 2
+    grid = {"length": "lengths"}
 
     lengths: tuple[int, ...] = st.sweep((4, 16, 64, 256, 1024), "pairs n of a prompt", small=(2, 4))
     pairs: int = st.setting(
         1 << 21, f"pairs drawn in a cell of a replicate; at least {FEWEST} prompts are", least=1, small=1, full=1 << 24
     )
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(length=self.lengths)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         task, h = representation()
         attention = solve_attention(task, h)
         exact = [prompt_loss(task, h, attention.weights, length) for length in self.lengths]
@@ -56,7 +52,7 @@ class PromptLength(st.Study):
             "length": ("length", list(self.lengths), "pairs of a prompt"),
         }
 
-    def train(self, key: jax.Array, length: int) -> st.Record:
+    def train(self, key: st.Key, length: int) -> st.Record:
         task, h = representation()
         attention = solve_attention(task, h).weights
         key = jax.random.fold_in(key, length)
@@ -67,7 +63,7 @@ class PromptLength(st.Study):
             "prompts": ((), len(drawn.raw), "prompts"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         excess = trained["averaged"] - theory["limit"]
         error = 2.0 / np.sqrt(FEWEST)  # of a chi-squared variable's mean, with one degree of freedom
         power = st.exponent(excess, "length", "n", "excess of the loss", theory["loss"] - theory["limit"])
@@ -99,7 +95,7 @@ class PromptLength(st.Study):
             "excess over the bound",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         fixed, best = (theory[name] - theory["limit"] for name in ("loss", "best"))
         exact, paper = {"attention of infinite prompts": fixed, "attention optimized for n": best}, theory["paper"]
         bound = {"bound sqrt(log k / n), through the first point": paper * float(fixed[0] / paper[0])}

@@ -1,8 +1,5 @@
 """`meanfield/prompt-training`: an MLP and attention trained by SGD on drawn prompts, beside the mean-field flow."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -52,7 +49,7 @@ class PromptTraining(st.Study):
         if len(set(values)) != 2 or list(values) != sorted(values, reverse=True):
             raise st.UsageError(f"eigenvalues={values}: expected two different numbers, the larger ones first")
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return growth rates, and flows at finite and at infinite attention speed: means of two sets of neurons.
 
         Raises
@@ -100,7 +97,7 @@ class PromptTraining(st.Study):
             "feature": ("feature", list(range(1, task.features + 1)), "feature"),
         }
 
-    def train(self, key: jax.Array) -> st.Record:
+    def train(self, key: st.Key) -> st.Record:
         rng, task = st.generator(key), self._task()
         inner = rng.standard_normal((self.width, self.dim)) / self.dim**0.5
         start = system.saddle_start(task, inner, FOREIGN, SIGNAL)
@@ -117,7 +114,7 @@ class PromptTraining(st.Study):
             "feature": ("feature", list(range(1, task.features + 1)), "feature"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         times, leading, (initial, level) = self._times(), self._leading(), self._levels()
         losses = trained["loss"].transpose("replicate", "time").values
         shares, overlap = (
@@ -140,15 +137,11 @@ class PromptTraining(st.Study):
         basis = "a hundredth of the learned features is not linear and learned late; the others grow meanwhile"
         quantity = "relative distance from the level"
         yield st.Claim(text, np.array(plateaus, losses.dtype) / level - 1, st.near(0, 0.1), basis, quantity)
-        yield st.Claim(
-            "Features are learned in the order of the eigenvalues (share of trainings)",
-            (half[:, leading].max(1) < half[:, ~leading].min(1)).astype(float),
-            st.near(1, 0.1),
-            "rates in the ratio of the eigenvalues, from the same relative overlap",
-            "share of trainings in that order",
-            bounds=(0.0, 1.0),
-            resolution=0.1,
-        )
+        text = "Features are learned in the order of the eigenvalues (share of trainings)"
+        figure = (half[:, leading].max(1) < half[:, ~leading].min(1)).astype(float)
+        basis = "rates in the ratio of the eigenvalues, from the same relative overlap"
+        quantity = "share of trainings in that order"
+        yield st.Claim(text, figure, st.near(1, 0.1), basis, quantity, bounds=(0.0, 1.0), resolution=0.1)
         text = "Missed features grow at first as in the mean-field flow (ratio of logarithms, leading features)"
         basis = f"steps of finite size lower a rate by half of its product with the step, 0.02; {width}"
         quantity = "growth (ln), measured over predicted"
@@ -177,7 +170,7 @@ class PromptTraining(st.Study):
             "time, measured over predicted",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         losses = {
             f"{self.length} pairs": trained["loss"],
             f"the {self.prompts} prompts trained on": trained["sample_loss"],

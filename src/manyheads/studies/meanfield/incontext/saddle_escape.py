@@ -1,7 +1,5 @@
 """`meanfield/saddle-escape`: time at which a missed feature is learned, against its initial size and prompt length."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +28,7 @@ class SaddleEscape(st.Study):
         "abstract: saddles are escaped; basins at n pairs are of radius n^(-1/4) at most. The rate, the escape "
         "time and the radius are derived here"
     )
+    grid = {"size": "sizes"}
 
     sizes: tuple[float, ...] = st.sweep(
         (1e-2, 1e-3, 1e-4, 1e-5),
@@ -49,10 +48,7 @@ class SaddleEscape(st.Study):
     )
     records: int = st.setting(801, "recorded times", small=41)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(size=self.sizes)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         times, rate = self._times(), escape_rate(FOREIGN**2)
         flows = [circle_flow(np.diag([LEARNED, size]), FOREIGN * np.eye(2), times).loss for size in self.sizes]
         found = [rate * first_crossing(times, loss, LEVEL) for loss in flows]
@@ -64,7 +60,7 @@ class SaddleEscape(st.Study):
             "moment": ("moment", times, "time"),
         }
 
-    def train(self, key: jax.Array, size: float) -> st.Record:
+    def train(self, key: st.Key, size: float) -> st.Record:
         foreign = float(FOREIGN * jax.random.uniform(key, (), jnp.float64, 0.9, 1.1))
         times, rate = self._times(), escape_rate(foreign**2)
         start = circle_particles(np.diag([LEARNED, size]), foreign * np.eye(2), self.width)
@@ -79,7 +75,7 @@ class SaddleEscape(st.Study):
             "moment": ("moment", times, "time"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         logs = np.log(1 / np.asarray(self.sizes))
         first = trained.isel(size=0, drop=True)  # prompts do not depend on the size
         radius = st.exponent(first["radius"], "length", "n", "radius of the flat region over g")
@@ -110,7 +106,7 @@ class SaddleEscape(st.Study):
             "relative growth rate",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         levels = np.unique(theory["levels"].values)
         # Nothing happens after an escape.
         left = theory["loss"].where(theory["moment"] <= 1.15 * theory["time"] / escape_rate(FOREIGN**2))

@@ -1,7 +1,5 @@
 """`meanfield/saddle-to-saddle`: one drop with merged key-query weights, one per eigenvector with separate ones."""
 
-from collections.abc import Iterator
-
 import jax
 import numpy as np
 import xarray as xr
@@ -32,6 +30,7 @@ class SaddleToSaddle(st.Study):
         locus="abstract: one drop, saddle-to-saddle dynamics; the times from random initial weights are derived here",
     )
     revision = 3
+    grid = {"attention": KINDS, "std": "stds"}
 
     eigenvalues: tuple[float, ...] = st.setting(
         (1.0, 0.6, 0.36), "Of the covariance of the tokens", small=(1.0, 0.5), full=(1.0, 0.7, 0.5, 0.35)
@@ -54,10 +53,7 @@ class SaddleToSaddle(st.Study):
         if not 2 <= self.task.dim <= self.heads:
             raise st.UsageError(f"heads={self.heads}: give two eigenvalues or more, and as many heads of rank one")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(attention=KINDS, std=self.stds)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return what does not depend on the initial weights: levels of the saddles, optimum, widths of the drops."""
         task = self.task
         return {
@@ -67,7 +63,7 @@ class SaddleToSaddle(st.Study):
             "growth": ((), float(np.linalg.norm(task.spectrum**2)), "growth rate of merged heads"),
         }
 
-    def train(self, key: jax.Array, attention: str, std: float) -> st.Record:
+    def train(self, key: st.Key, attention: str, std: float) -> st.Record:
         """Train on new prompts in every step; predict the time course from the same initial weights."""
         task, (first, second) = self.task, jax.random.split(key)
         heads = draw_heads(first, task.dim, self.heads, std, rank=1 if attention == "separate" else None)
@@ -98,7 +94,7 @@ class SaddleToSaddle(st.Study):
             "final": ("direction", quarter, "circuit over its optimum, mean of the last quarter"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         smallest, dims, logs = self.stds[-1], len(self.eigenvalues), np.log(1 / np.asarray(self.stds))
         separate, merged = (trained.sel(attention=kind) for kind in KINDS)
         width, optimum, delay = theory["width"], theory["optimum"], separate["half"] - separate["expected"]
@@ -188,7 +184,7 @@ class SaddleToSaddle(st.Study):
             "relative distance",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         note = "Dashed: predicted from the same initial weights. Grey: d largest eigenvectors known."
         for kind in KINDS:
             part = trained.sel(attention=kind, std=self.stds[-1])

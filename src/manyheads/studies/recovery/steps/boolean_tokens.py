@@ -5,9 +5,6 @@ sampling. A signed permutation has the largest stable rank, no heavy row or colu
 entries sizes between one half and three halves takes it off the lattice. A dense normal matrix is beside them.
 """
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -29,20 +26,18 @@ class BooleanTokens(st.Study):
     name = "recovery/boolean-tokens"
     claim = "Gaussian estimates of Boolean logits are off by d^-1/2; far from lattices by 1/d"
     source = CHEN_LI.at("Boolean tokens and lattices, as told in the talk; laws derived here")
+    grid = {"kind": KINDS, "dim": "dims"}
 
     dims: tuple[int, ...] = st.sweep(
         (16, 32, 64, 128), "dimensions d, even", least=2, multiple=2, small=(4, 8), full=(16, 32, 64, 128, 256, 512)
     )
     queries: int = st.setting(8, "queries for each attention matrix; figures are means over them", least=1, small=1)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(kind=KINDS, dim=self.dims)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         floor = [logits.lattice_distance_to_normal(dim) for dim in self.dims]
         return {"floor": ("dim", floor, FIGURES["leading"]), "power": ("kind", [-0.5, -1.0, -1.0], "power of d")}
 
-    def train(self, key: jax.Array, kind: str, dim: int) -> st.Record:
+    def train(self, key: st.Key, kind: str, dim: int) -> st.Record:
         rng = st.generator(key)
         if kind == "dense":
             theta = normal_matrix(rng, dim, 1.0)
@@ -60,7 +55,7 @@ class BooleanTokens(st.Study):
         means = np.mean(found, axis=0)
         return {name: ((), float(value), FIGURES[name]) for name, value in zip(FIGURES, means, strict=True)}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         lattice, scaled, dense = (trained.sel(kind=kind) for kind in KINDS)
         last, (least, most) = dense.sel(dim=self.dims[-1]), (self.dims[0], self.dims[-1])
         power, half = "power of the dimension d", "half of the distance of the two laws' powers"
@@ -79,13 +74,9 @@ class BooleanTokens(st.Study):
             "distance over the closed form, largest dimension",
         )
         for kind, start in ((scaled, "Off the lattice, all else equal,"), (dense, "For a dense matrix")):
-            yield st.Claim(
-                f"{start} the distance falls as 1/d",
-                st.exponent(kind["distance"], "dim"),
-                st.near(theory["power"].sel(kind=kind["kind"]), 0.25),
-                half,
-                power,
-            )
+            text = f"{start} the distance falls as 1/d"
+            figure = st.exponent(kind["distance"], "dim")
+            yield st.Claim(text, figure, st.near(theory["power"].sel(kind=kind["kind"]), 0.25), half, power)
         text = "For a dense matrix the distance is the fourth-cumulant term of Edgeworth's expansion"
         basis = "the terms of sixth order are at most 9/d of it for normal weights"
         quantity = "distance over the closed form, largest dimension"

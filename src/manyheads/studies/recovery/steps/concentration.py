@@ -18,9 +18,7 @@ general position, and beta^2 for one that is diagonal.
 """
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -56,7 +54,7 @@ class Concentration(st.Study):
         ladders = {"tokens": self.tokens, "dims": self.dims, "diagonal": self.dims}
         return tuple(st.Cell(series=series, size=size) for series, sizes in ladders.items() for size in sizes)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         series, size = zip(*(cell.values() for cell in self.cells()), strict=True)
         length, dim = np.array([self._sizes(*place) for place in zip(series, size, strict=True)]).T
         diagonal = self.scale**2 / np.where(np.array(series) == "diagonal", 1, dim)
@@ -65,14 +63,14 @@ class Concentration(st.Study):
             "given": ("place", 2 * diagonal / length**3, FIGURES["given"]),
         }
 
-    def train(self, key: jax.Array, series: str, size: int) -> st.Record:
+    def train(self, key: st.Key, series: str, size: int) -> st.Record:
         """Measure both variances over all entries of the pattern, for several attention matrices."""
         rngs = st.generator(key).spawn(self.layers)
         means = np.mean([self._measure(rng, series, size) for rng in rngs], axis=0)
         labels = FIGURES | {"diagonal": "squared norm of the diagonal, over that in general position"}
         return {name: ((), float(mean), labels[name]) for name, mean in zip(labels, means, strict=True)}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         tokens, dims, diagonal = (trained.sel(series=series) for series in SERIES)
         apart = "half of the distance of the two laws' powers"
         text = "The variance of a softmax pattern does not fall with the number of tokens"

@@ -7,9 +7,7 @@ hull's point nearest to zero, with that from all rows, and with the true sum.
 """
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -38,6 +36,7 @@ class CrudeHull(st.Study):
     name = "recovery/crude-hull"
     claim = "The crude hull does not give the span at any stable rank; high-margin rows do"
     source = CHEN_LI.at("crude hull, and its refinement, as told in the talk")
+    grid = {"rank": "ranks", "count": "counts"}
 
     ranks: tuple[int, ...] = st.sweep(
         (3, 6, 12), "stable ranks of the attention matrices", most="dim", small=(3, 6), full=(4, 8, 16)
@@ -48,10 +47,7 @@ class CrudeHull(st.Study):
     dim: int = st.setting(12, "token dimension d", small=6, full=16)
     scale: float = st.setting(2.0, "standard deviation of the logits", above=0)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(rank=self.ranks, count=self.counts)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the powers of the number of examples, where a fixed number of the best rows is kept.
 
         Two heads agree to a misfit epsilon in a share of order epsilon of the rows of two tokens, so that the worst of
@@ -62,7 +58,7 @@ class CrudeHull(st.Study):
             "power": ("sum", [0.0, -1.0], "power of the examples"),
         }
 
-    def train(self, key: jax.Array, rank: int, count: int) -> st.Record:
+    def train(self, key: st.Key, rank: int, count: int) -> st.Record:
         for_layer, for_data = st.generator(key).spawn(2)
         layer = equal_spectrum_layer(for_layer, self.dim, HEADS, rank, scale=self.scale)
         x = sequences(for_data, count, 2, self.dim)
@@ -83,7 +79,7 @@ class CrudeHull(st.Study):
             found[f"sum_{name}"] = ((), error, f"relative error of the {SUMS[name]}")
         return found
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         full, most = trained.isel(rank=-1, drop=True), trained.isel(count=-1, drop=True)
         apart = "a quarter: the two laws' powers, 0 and -1, are four of them apart"
         falls = "The sum from the rows of the largest margin halves the error of the crude hull's span"
@@ -96,13 +92,9 @@ class CrudeHull(st.Study):
             last = most.isel(rank=-1)
             return st.log_ratio(last["span_crude"], last[f"span_{name}"], quantity="fall of the error (ln)")
 
-        yield st.Claim(
-            "At full stable rank the error of the crude hull's span does not fall with the number of examples",
-            with_examples("crude"),
-            st.near(power.sel(sum="crude"), (0.25, math.inf)),
-            apart,
-            "power of the number of examples",
-        )
+        text = "At full stable rank the error of the crude hull's span does not fall with the number of examples"
+        quantity = "power of the number of examples"
+        yield st.Claim(text, with_examples("crude"), st.near(power.sel(sum="crude"), (0.25, math.inf)), apart, quantity)
         yield st.Claim(
             "With the most examples the error of the crude hull's span does not fall with the stable rank",
             st.exponent(most["span_crude"], "rank").value,
@@ -122,7 +114,7 @@ class CrudeHull(st.Study):
         basis = "an inequality: the logarithm of the ratio of errors is below ln 2"
         yield st.Claim(text, gain("all"), st.below(math.log(2)), basis)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         most = trained.isel(count=-1, drop=True)
         spans = {words: most[f"span_{name}"] for name, words in SUMS.items()}
         title = "Error of the span against stable rank, most examples"

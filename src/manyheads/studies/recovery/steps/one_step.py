@@ -7,9 +7,7 @@ a known mean, is taken out, and norms come from two halves of the examples, so t
 """
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -31,6 +29,7 @@ class OneStep(st.Study):
     name = "recovery/one-step"
     claim = "One gradient step from zero is r^-1/2 close to the sum of projections"
     source = CHEN_LI.at("crude sum by one gradient step; power and constant derived here")
+    grid = {"family": FAMILIES, "rank": "ranks"}
 
     ranks: tuple[int, ...] = st.sweep(
         (4, 8, 16, 32),
@@ -43,16 +42,13 @@ class OneStep(st.Study):
     scale: float = st.setting(1.0, "standard deviation of the logits", above=0)
     count: int = st.setting(10_000, "sequences of each half", least=1, small=200, full=100_000)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(family=FAMILIES, rank=self.ranks)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {
             "norm": ("norm", ["operator", "frobenius"], "norm of the error", None),
             "power": ("norm", [-0.5, 0.0], "power of the rank"),
         }
 
-    def train(self, key: jax.Array, family: str, rank: int) -> st.Record:
+    def train(self, key: st.Key, family: str, rank: int) -> st.Record:
         for_layer, for_data, for_prediction = st.generator(key).spawn(3)
         dim = WIDTH * (max(self.ranks) if family == "fixed" else rank)
         layer = equal_spectrum_layer(for_layer, dim, self.heads, rank, scale=self.scale)
@@ -80,7 +76,7 @@ class OneStep(st.Study):
             "few": ((), float(few), f"relative error in operator norm, {FEW} d examples"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         growing, fixed, shifted = (trained.sel(family=family) for family in FAMILIES)
         slack = self.scale**2 / self.ranks[0] / math.log(self.ranks[-1] / self.ranks[0])
         correction = "corrections are of relative order scale^2/r; at the least rank one moves the slope by this much"

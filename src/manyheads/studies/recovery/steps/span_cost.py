@@ -6,10 +6,8 @@ normal: short Boolean ones repeat, and ties among the best rows are another matt
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -62,7 +60,7 @@ class SpanCost(st.Study):
         planted = [st.Cell(labels="planted", dim=dim, tokens=length, heads=heads) for dim, length, heads in shapes]
         return (*planted, st.Cell(labels="shuffled", dim=self.dims[1], tokens=2, heads=2))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the powers of error and dimension.
 
         m heads agree in the k - 1 free weights of a row to epsilon with a probability of order epsilon^((k-1)(m-1)), so
@@ -75,7 +73,7 @@ class SpanCost(st.Study):
             "dim_power": ((), 2.0, "power of the dimension in the examples"),
         }
 
-    def train(self, key: jax.Array, labels: str, dim: int, tokens: int, heads: int) -> st.Record:
+    def train(self, key: st.Key, labels: str, dim: int, tokens: int, heads: int) -> st.Record:
         rng = st.generator(key)
         layer = planted_layer(rng, dim, heads)
         x = sequences(rng, self.counts[-1], tokens, dim, distribution="gaussian")
@@ -90,7 +88,7 @@ class SpanCost(st.Study):
         ]
         return {"error": ("count", errors, OUTSIDE), "count": ("count", list(self.counts), "examples")}
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         error = trained["error"]
         needed = examples_for(self.wanted, _pairs(trained))
         yield st.Claim(
@@ -128,7 +126,7 @@ class SpanCost(st.Study):
             bounds=(0.0, 1.0),
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         curves = {f"d = {dim}": _pairs(trained).sel(dim=dim) for dim in self.dims}
         title = "Error of the span by examples and dimension, two tokens and heads"
         yield st.lines(title, "count", OUTSIDE, curves, log="xy", shows=("grow as d^2",))

@@ -1,10 +1,7 @@
 """`limits/batch-and-horizon`: optimal learning rate of Adam against the batch size and the number of steps."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-
-import jax
 
 import manyheads.study as st
 from manyheads.scaling.checks.transfer_check import final_losses
@@ -38,7 +35,7 @@ class BatchAndHorizon(st.Study):
         "Scaling Optimal LR Across Token Horizons",
         "Johan Bjorck and Alon Benhaim and Vishrav Chaudhary and Furu Wei and Xia Song",
         2025,
-        "2409.19913",
+        identifier="2409.19913",
         locus="the power of the token horizon; the batch size by the square-root rule of arXiv:2205.10287",
     )
     unread_prediction = "both powers are constants of the rules that are tested; the prediction holds them"
@@ -59,13 +56,13 @@ class BatchAndHorizon(st.Study):
         """Return every training once."""
         return tuple(dict.fromkeys(cell for axis in POWERS for cell in self.along(axis)))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {
             "power": ("axis", list(POWERS.values()), "power in the optimal learning rate"),
             "axis": ("axis", list(POWERS), "axis", None),
         }
 
-    def train(self, key: jax.Array, batch: int, steps: int) -> st.Record:
+    def train(self, key: st.Key, batch: int, steps: int) -> st.Record:
         shape = Shape(*self.shape)
         parametrization = parametrization_of("limits", shape, "adam")
         task, recipe = task_of(self.task, batch), Recipe(steps, EPSILON)
@@ -75,7 +72,7 @@ class BatchAndHorizon(st.Study):
             lambda rates: final_losses(task, parametrization, shape, recipe, rates, key),
         )
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for axis, power in POWERS.items():
             found = self._along(trained, axis)
             optima = found["optimal_learning_rate"]
@@ -93,7 +90,7 @@ class BatchAndHorizon(st.Study):
                 "refuted" if axis == "batch" else "holds",
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         for axis, words in NAMES.items():
             loss, title = self._along(trained, axis)["loss"], f"Final loss against the learning rate, by {words}"
             found = {f"{size:,}": loss.sel({axis: size}).dropna("learning_rate") for size in loss[axis].values}

@@ -1,18 +1,14 @@
 """`limits/learning-rate-transfer`: optimal learning rate against N, H and L (muTransfer)."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
-from manyheads.scaling.axes import LETTERS, Axis
+from manyheads.scaling.axes import Axis
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.studies.scaling.shared import optimal_rates as optima
-from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, Plan, choose_sizes, task_of
+from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, TASKS, Plan, plan_of, task_of
 from manyheads.theory.papers import BORDELON
-from manyheads.transformer.shape import Shape
 
 
 class LearningRateTransfer(st.Study):
@@ -24,7 +20,7 @@ class LearningRateTransfer(st.Study):
     unread_prediction = "drifts are tested against half of the predicted power, by parametrization and axis"
     revision = 2
 
-    task: str = st.setting("digits", "digits or text")
+    task: str = st.setting("digits", "digits or text", choices=TASKS)
     axes: tuple[str, ...] = st.setting(("key_dim",), "which axes", full=("key_dim", "heads", "depth"))
     parametrizations: tuple[str, ...] = st.setting(
         ("limits", "half-logit", "mup", "standard"),
@@ -44,30 +40,23 @@ class LearningRateTransfer(st.Study):
         if "mup-half-logit" in self.parametrizations:
             raise st.UsageError("parametrization 'mup-half-logit': no law of its best rate is known; choose others")
         Recipe(self.steps)
-        task_of(self.task, 1)
         self.plan()
 
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the exponent of the size in the optimal learning rate: zero where a parametrization is consistent."""
-        pairs = list(self.plan().pairs())
-        powers = np.asarray([_power(*pair) for pair in pairs])
-        names = [f"{parametrization} along {LETTERS[axis]}" for parametrization, axis in pairs]
-        return {
-            "power": ("parametrization", powers, "exponent of the size in the optimal learning rate"),
-            "parametrization": ("parametrization", names, "parametrization and axis", None),
-        }
+        return optima.predicted_powers(self.plan(), _power, "parametrization and axis")
 
-    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
+    def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         task, recipe = task_of(self.task, optima.BATCHES[self.task]), Recipe(self.steps, optima.EPSILON)
         network = self.plan().train_with(parametrization, **sizes)
         return optima.search_rates(
             self.learning_rates(), self.points, lambda rates: final_losses(task, *network, recipe, rates, key)
         )
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         plan = self.plan()
         basis = f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/size, 0.90 decades"
         for name, axis in plan.pairs():
@@ -78,12 +67,11 @@ class LearningRateTransfer(st.Study):
             elif self.task != "text" or axis != "depth":  # no law is known for short runs of a shallow task
                 yield optima.falls(who, axis, figure, optima.DRIFTS, basis)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield optima.losses_picture(self.plan(), trained)
 
     def plan(self) -> Plan:
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam", epsilon=False)
+        return plan_of(self, "adam", epsilon=False)
 
     def learning_rates(self) -> np.ndarray:
         return optima.all_rates(self.lowest, self.ratio, self.points)

@@ -1,18 +1,14 @@
 """`limits/muon-transfer`: optimal learning rate of Muon against N, H and L, beside common recipes."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
-from manyheads.scaling.axes import LETTERS, Axis
+from manyheads.scaling.axes import Axis
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.studies.scaling.shared import optimal_rates as optima
-from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, Plan, axes_of, choose_sizes, task_of
+from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, TASKS, Plan, axes_of, plan_of, task_of
 from manyheads.theory.papers import JORDAN
-from manyheads.transformer.shape import Shape
 
 TABLES = ("muon", "muon-half-logit", "muon-half-depth", "muon-heads")
 RECIPES_SWEPT = ("moonlight", "keller", "heads-none", "heads-keller")
@@ -42,7 +38,7 @@ class MuonTransfer(st.Study):
     source = JORDAN
     unread_prediction = "drifts are tested against what still counts as transfer, by recipe and axis"
 
-    task: str = st.setting("digits", "digits or text")
+    task: str = st.setting("digits", "digits or text", choices=TASKS)
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth"), "which axes", small=("heads",))
     parametrizations: tuple[str, ...] = st.setting(
         (*TABLES, *RECIPES_SWEPT), "which scalings of Muon, mup or standard", small=("muon", "moonlight")
@@ -59,30 +55,23 @@ class MuonTransfer(st.Study):
 
     def check(self) -> None:
         Recipe(self.steps, adam_learning_rate=self.adam_learning_rate)
-        task_of(self.task, 1)
         self.plan()
 
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the exponent of the size in the optimal learning rate: zero where the table is followed."""
-        pairs = list(self.plan().pairs())
-        powers = np.asarray([DRIFTS.get(pair, 0.0) for pair in pairs])
-        names = [f"{recipe} along {LETTERS[axis]}" for recipe, axis in pairs]
-        return {
-            "power": ("parametrization", powers, "exponent of the size in the optimal learning rate"),
-            "parametrization": ("parametrization", names, "recipe and axis", None),
-        }
+        return optima.predicted_powers(self.plan(), lambda *pair: DRIFTS.get(pair, 0.0), "recipe and axis")
 
-    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
+    def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         task = task_of(self.task, optima.BATCHES[self.task])
         recipe = Recipe(self.steps, MUON_EPSILON, self.adam_learning_rate)
         network = self.plan().train_with(parametrization, **sizes)
         rates = optima.all_rates(self.lowest, self.ratio, self.points)
         return optima.search_rates(rates, self.points, lambda rates: final_losses(task, *network, recipe, rates, key))
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         plan = self.plan()
         for name, axis in plan.pairs():
             power, who = DRIFTS.get((name, axis), 0.0), f"{optima.NAMES[name]} parametrization"
@@ -93,9 +82,8 @@ class MuonTransfer(st.Study):
             else:
                 yield optima.transfers(who, axis, figure)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield optima.losses_picture(self.plan(), trained)
 
     def plan(self) -> Plan:
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes_of(DRIFTS))
+        return plan_of(self, "muon", epsilon=False, axes_of=axes_of(DRIFTS))

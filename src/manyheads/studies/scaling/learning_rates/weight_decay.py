@@ -1,9 +1,7 @@
 """`limits/weight-decay`: optimal learning rate of AdamW against H: no, coupled and independent weight decay."""
 
-from collections.abc import Iterator
 from typing import Literal
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -44,7 +42,7 @@ class WeightDecay(st.Study):
         "Weight Decay may matter more than muP for Learning Rate Transfer in Practice",
         "Atli Kosson and Jeremy Welborn and Yang Liu and Martin Jaggi and Xi Chen",
         2025,
-        "2510.19093",
+        identifier="2510.19093",
         locus="independent weight decay; relative updates",
     )
     unread_prediction = "targets follow from the setting of each claim; the prediction tabulates them"
@@ -75,7 +73,7 @@ class WeightDecay(st.Study):
         cells = {self.cell(*setting, heads) for heads in self.heads_counts for setting in self.settings()}
         return tuple(sorted(cells, key=lambda cell: (cell["heads"], cell["total_decay"], cell["setting"])))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the exponents of H that are derived: of the optimal rate, and of relative updates early and late."""
         names = list(LABELS)
         one = np.array([name.startswith("one-rate") for name in names])
@@ -88,7 +86,7 @@ class WeightDecay(st.Study):
             "setting": ("setting", names, "setting", None),
         }
 
-    def train(self, key: jax.Array, setting: str, total_decay: float, heads: int) -> st.Record:
+    def train(self, key: st.Key, setting: str, total_decay: float, heads: int) -> st.Record:
         """Train a network for each learning rate, from the same start on the same batches, and find the optimum."""
         shape = Shape(self.base[0], heads, self.base[2])
         parametrization = parametrization_of("limits", Shape(*self.base), "adam")
@@ -118,7 +116,7 @@ class WeightDecay(st.Study):
             "late": ((), late[middle], "relative update at the end"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         yield from (self._optimum(trained, setting, 0.0) for setting in ("table", "one-rate"))
         yield from (self._updates(trained, "early", setting, 0.0) for setting in ("table", "one-rate"))
         decays = "table-independent", "one-rate-decay"
@@ -126,7 +124,7 @@ class WeightDecay(st.Study):
             yield from (self._optimum(trained, setting, total) for setting in decays)
             yield from (self._updates(trained, "late", setting, total) for setting in decays)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         optima, late, loss = (
             {_named(*setting): self._along(trained, name, *setting) for setting in self.settings()}
             for name in ("optimal_learning_rate", "late", "loss")

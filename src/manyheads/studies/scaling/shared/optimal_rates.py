@@ -10,13 +10,12 @@ import manyheads.study as st
 from manyheads.scaling.axes import LETTERS, Axis
 from manyheads.scaling.checks import transfer_check as check
 from manyheads.statistics import Interval
-from manyheads.studies.scaling.shared.parametrizations import LABELS, MUON_LABELS, Plan
+from manyheads.studies.scaling.shared.parametrizations import NAMES, Plan
 from manyheads.study.claims import Series
 from manyheads.study.panels import spread_curve
 from manyheads.study.verdicts import Expected
 
 BATCHES = {"digits": 16, "text": 8}
-NAMES = LABELS | MUON_LABELS
 EPSILON = 1e-20  # Adam's, as the authors': so small that the rates alone are compared
 DRIFTS = 0.6  # decades over a factor of eight: half way from what still is transfer to 0.90, a rate like 1/size
 
@@ -43,6 +42,16 @@ def search_rates(grid: np.ndarray, points: int, losses: Callable[[np.ndarray], n
         "optimal_learning_rate": ((), found.best, "optimal learning rate of the base shape"),
         "outcome": ((), found.outcome, "where the optimum lies on the grid", None),
         "learning_rate": ("learning_rate", grid, "learning rate of the base shape"),
+    }
+
+
+def predicted_powers(plan: Plan, power: Callable[[str, Axis], float], pairs: str) -> dict[str, tuple]:
+    """Return the exponent of the size in the optimal learning rate for the pairs of a plan, a scaling and an axis."""
+    names = [f"{name} along {LETTERS[axis]}" for name, axis in plan.pairs()]
+    powers = np.asarray([power(*pair) for pair in plan.pairs()])
+    return {
+        "power": ("parametrization", powers, "exponent of the size in the optimal learning rate"),
+        "parametrization": ("parametrization", names, pairs, None),
     }
 
 

@@ -43,6 +43,8 @@ MUON_LABELS: dict[str, str] = {
 }
 """Labels of scalings under Muon: its table, and recipes that keep the rate of a group and rely on a shape factor."""
 
+NAMES = LABELS | MUON_LABELS
+
 PLOT_GROUPS: dict[str, int] = {name: place for place, name in enumerate(LABELS)} | {
     "muon": 0,
     "muon-half-logit": 1,
@@ -116,21 +118,6 @@ def task_of(task: str, batch: int) -> Task:
     return digits_task(batch) if task == "digits" else text_task(batch=batch)
 
 
-def choose_sizes(
-    axes: Sequence[str],
-    key_dims: tuple[int, ...],
-    heads_counts: tuple[int, ...],
-    depths: tuple[int, ...],
-    streams: tuple[int, ...] | None = None,
-) -> tuple[tuple[Axis, tuple[int, ...]], ...]:
-    """Return the sizes along the chosen axes, each with its axis."""
-    sizes = {"key_dim": key_dims, "heads": heads_counts, "depth": depths}
-    sizes |= {} if streams is None else {"stream": streams}
-    if unknown := set(axes) - set(sizes):
-        raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
-    return tuple((axis, sizes[axis]) for axis in axes)  # type: ignore[misc]
-
-
 @dataclass(frozen=True)
 class Plan:
     """The networks that a study compares: parametrizations, a base, and sizes along axes.
@@ -165,19 +152,14 @@ class Plan:
     def networks(self) -> dict[tuple[str, Shape], Cell]:
         """Return the cell in which the network of every parametrization and shape is trained."""
         first: dict[Any, Cell] = {}
-        found = {}
+        found, streams = {}, self.base.stream is not None or any(axis == "stream" for axis, _ in self.sizes)
         for name, axis in self._asked():
             for shape in self.shapes(axis):
                 sizes = {"key_dim": shape.key_dim, "heads": shape.heads, "depth": shape.depth}
-                own = Cell(parametrization=name, **sizes | ({"stream": shape.width} if self._streams else {}))
+                own = Cell(parametrization=name, **sizes | ({"stream": shape.width} if streams else {}))
                 marks = _numbers(parametrization_of(name, self.base, self.optimizer), shape, self.epsilon)
                 found[name, shape] = first.setdefault((*sizes.values(), shape.width, marks), own)
         return found
-
-    @property
-    def _streams(self) -> bool:
-        """Whether the stream's width is a size of its own."""
-        return self.base.stream is not None or any(axis == "stream" for axis, _ in self.sizes)
 
     def _asked(self) -> list[tuple[str, Axis]]:
         """Return every parametrization with every axis along which it is to be trained."""
@@ -186,8 +168,8 @@ class Plan:
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once, small ones first."""
-        cells = set(self.networks().values())
-        return tuple(sorted(cells, key=lambda cell: (*_shape(cell), str(cell["parametrization"]))))
+        cells = {tuple(cell.values()): cell for cell in self.networks().values()}  # the parametrization, then sizes
+        return tuple(cells[values] for values in sorted(cells, key=lambda values: (*values[1:], values[0])))
 
     def train_with(self, parametrization: str, **sizes: int) -> tuple[Parametrization, Shape]:
         return parametrization_of(parametrization, self.base, self.optimizer), Shape(**sizes)
@@ -230,11 +212,21 @@ class Plan:
             x_label,
             y_label,
             tuple(tuple(tuple(plot(s, a)) if (s, a) in pairs else () for a, _ in self.sizes) for s in shown),
-            row_labels=tuple((LABELS | MUON_LABELS)[name] for name in shown),
+            row_labels=tuple(NAMES[name] for name in shown),
             column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in self.sizes),
             log_y=log_y,
             note=f"Sizes: {sizes}. {note} A parametrization stands only along axes where its networks are its own.",
         )
+
+
+def plan_of(study: Any, optimizer: Optimizer, **options: Any) -> Plan:
+    """Return the plan of a study: its base and parametrizations, and the sizes along its `axes`."""
+    fields = {"key_dim": "key_dims", "heads": "heads_counts", "depth": "depths", "stream": "streams"}
+    sizes = {axis: getattr(study, name) for axis, name in fields.items() if hasattr(study, name)}
+    if unknown := set(study.axes) - set(sizes):
+        raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
+    along: Any = tuple((axis, sizes[axis]) for axis in study.axes)
+    return Plan(Shape.of(study.base, "base"), along, study.parametrizations, optimizer, **options)
 
 
 @lru_cache(maxsize=4096)
@@ -250,7 +242,3 @@ def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> t
     return split + tuple(
         float(f"{value:.10g}") for value in (*(v for column in columns for v in column), logit, table.branch)
     )
-
-
-def _shape(cell: Cell) -> tuple[int, ...]:
-    return tuple(int(cell[name]) for name in ("key_dim", "heads", "depth", "stream") if name in cell)

@@ -11,11 +11,10 @@ from manyheads.scaling.axes import LETTERS, Axis
 from manyheads.scaling.checks.coordinate_check import Growth
 from manyheads.statistics import Interval, fit_exponent
 from manyheads.statistics.exponents import ExponentFit
-from manyheads.studies.scaling.shared.parametrizations import LABELS, MUON_LABELS, PLOT_GROUPS, Plan
+from manyheads.studies.scaling.shared.parametrizations import NAMES, PLOT_GROUPS, Plan
 from manyheads.study.panels import Multiples, spread_curve
 
 DIVERGED = 99.0  # the exponent that stands for a training that diverged
-NAMES = LABELS | MUON_LABELS
 
 
 def update_exponent(plan: Plan, trained: xr.Dataset, quantity: str, name: str, axis: Axis, place: int) -> ExponentFit:

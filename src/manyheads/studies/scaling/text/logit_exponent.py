@@ -1,9 +1,7 @@
 """`limits/logit-exponent`: both logit exponents on a real text as N grows, at fixed steps and at fixed compute."""
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -33,6 +31,7 @@ class LogitExponent(st.Study):
     name = "limits/logit-exponent"
     claim = "Larger N favours logit exponent 1/2 at fixed steps, exponent 1 at fixed compute"
     source = BORDELON.at("figures 7 and 12: language models, base (8, 8, 4), beta_0 = 4, gamma_0 = 0.25")
+    grid = {"logit_exponent": EXPONENTS, "key_dim": "key_dims"}
 
     key_dims: tuple[int, ...] = st.sweep(
         (8, 32),
@@ -52,13 +51,10 @@ class LogitExponent(st.Study):
             buys = f"the compute of N={self.key_dims[0]} buys less than two at N={self.key_dims[-1]}"
             raise st.UsageError(f"steps={self.steps}: {buys}; give more steps or smaller key_dims")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(logit_exponent=tuple(EXPONENTS), key_dim=self.key_dims)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {"bought": ("key_dim", [self.bought(size) for size in self.key_dims], "steps at fixed compute")}
 
-    def train(self, key: jax.Array, logit_exponent: float, key_dim: int) -> st.Record:
+    def train(self, key: st.Key, logit_exponent: float, key_dim: int) -> st.Record:
         """Train one transformer; its batches are those of every cell."""
         base = Shape(self.key_dims[0], self.heads, self.depth)
         # Outputs of the base are divided by gamma_0 d in the paper, by the root of d in a standard init.
@@ -72,7 +68,7 @@ class LogitExponent(st.Study):
             "step": ("step", np.arange(self.steps), "updates"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         first, largest = self.key_dims[0], self.key_dims[-1]
         losses = st.log(trained["loss"])
         apart = losses.sel(logit_exponent=0.5) - losses.sel(logit_exponent=1.0)
@@ -102,7 +98,7 @@ class LogitExponent(st.Study):
                 "loss at the largest over that at the smallest N (ln)",
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         loss, tenth, updates = trained["loss"], max(1, self.steps // 10), np.arange(self.steps) + 1
         smooth = loss.rolling(step=tenth, min_periods=1).mean()
         by_size = {size: smooth.sel(key_dim=size) for size in self.key_dims}

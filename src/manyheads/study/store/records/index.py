@@ -16,7 +16,7 @@ from manyheads.study.store.records.schema import Schema
 from manyheads.study.store.records.segments import DAMAGED, SEALED, SUFFIX, Entry, SegmentReader
 from manyheads.study.store.records.table import Pack, Table, write_table
 
-ATTEMPTS = 20  # to read a folder that others are compacting
+ATTEMPTS = 50  # to read a folder that others are compacting
 TABLE = re.compile(r"table-[0-9a-f]{16}\.zarr\.zip")
 
 
@@ -148,21 +148,14 @@ class Index:
 
     def _steadily(self, action: Callable[[], T]) -> T:
         """Repeat what met a file that a compaction has taken away; what it held lies in the new table."""
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
+                if attempt:
+                    self._refresh()
                 return action()
             except FileNotFoundError:
                 self._forget()
-                self._steadily_refresh()
         raise StoreDamaged(f"{self.path}: files vanish while they are read; is something else removing them?")
-
-    def _steadily_refresh(self) -> None:
-        for _ in range(ATTEMPTS):
-            try:
-                self._refresh()
-                return
-            except FileNotFoundError:
-                self._forget()
 
 
 def _copy(source: Pack, target: Pack | None, wanted: Iterable[int]) -> None:
