@@ -12,8 +12,7 @@ from scipy.special import softmax
 import manyheads.study as st
 from manyheads.data import load_text
 from manyheads.data.characters import UNKNOWN, build_vocabulary
-from manyheads.demo.sampling import mark_whitespace
-from manyheads.demo.text import TextTraining
+from manyheads.demo.text import TextTraining, mark_whitespace
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.studies.dmft.shared.mean_field import solve_blocks
 from manyheads.study.panels import Multiples, spread_curve

@@ -9,16 +9,14 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery import compare_layers, evaluate_layer, planted_layer, sequences
-from manyheads.recovery.examples.six_stages import learn_in_six_stages
+from manyheads.recovery.examples.six_stages import LITERAL, SixStageRun, StageSettings, learn_in_six_stages
 from manyheads.recovery.examples.stages.acceptance_rate import (
     dimension_correction,
     predict_acceptance,
     predict_small_threshold,
 )
 from manyheads.recovery.examples.stages.fit import FitSettings, descend_in_span, differentiate, fit_in_span
-from manyheads.recovery.examples.stages.pipeline import SixStageRun
 from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, regress_clear_rows
-from manyheads.recovery.examples.stages.settings import LITERAL, StageSettings
 from manyheads.recovery.examples.stages.shards import open_shards
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings
 from manyheads.recovery.fit.variable_projection import Examples, Tangent
@@ -193,6 +191,6 @@ def test_singular_equations_end_as_a_refusal(rng, monkeypatch):
     def singular(*_):
         raise np.linalg.LinAlgError("Singular matrix")
 
-    monkeypatch.setattr("manyheads.recovery.examples.stages.pipeline.refine_sum", singular)
+    monkeypatch.setattr("manyheads.recovery.examples.six_stages.refine_sum", singular)
     with pytest.raises(NoFit, match="no solution"):
         learn_in_six_stages(labelled(rng, planted_layer(rng, 4, 2)), settings=QUICK, rng=rng)
