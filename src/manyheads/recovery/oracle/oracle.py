@@ -370,21 +370,17 @@ class Oracle:
 
 
 class Behind(Oracle):
-    """An oracle that asks another one, which counts."""
+    """An oracle that asks another one, which counts; `answer` replies to sequences (n, k, d) by what that one says."""
 
-    def __init__(self, behind: Oracle, **settings: Any):
+    def __init__(self, behind: Oracle, answer: Callable[[Array, Read], Array] | None = None, **settings: Any):
         super().__init__(behind.function, behind.dim, replace(behind.settings, **settings))
-        self.behind, self.answer_dtype = behind, behind.answer_dtype
+        self.behind, self.answer, self.answer_dtype = behind, answer or behind, behind.answer_dtype
 
     def __call__(self, x: Array, read: Read = "last") -> Array:
         """Ask about sequences (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
         if read != "last" and self.limits.last_row:
             return np.stack([self(part) for part in self._prefixes(x, read)], axis=1)
         return self.answer(x, read)
-
-    def answer(self, x: Array, read: Read) -> Array:
-        """Answer sequences by what the oracle behind says of them."""
-        return self.behind(x, read)
 
     @property
     def counts(self) -> Mapping[str, Counts]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
-from manyheads.recovery.oracle.oracle import Behind, Oracle, Read
+from manyheads.recovery.oracle.oracle import Behind, Oracle
 from manyheads.recovery.queries.scores import positions
 from manyheads.recovery.queries.scores.reading import ScoreReader
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer
@@ -29,15 +29,6 @@ class Reading(NamedTuple):
     keys: int
 
 
-class Backwards(Behind):
-    """An oracle that is asked from the end: its last row is the first one."""
-
-    def answer(self, x: Array, read: Read) -> Array:
-        """Return the row of the last token of x (n, k, d), which stands first."""
-        assert read == "last"
-        return self.behind(x[:, ::-1], read=(0,))[:, 0]
-
-
 def extract_bidirectional(
     oracle: Oracle, extract: Callable[[Oracle], tuple[RotaryLayer, Reading]], log: StageLog, noise: float
 ) -> Extracted:
@@ -50,7 +41,8 @@ def extract_bidirectional(
         what = "later tokens are seen, and scores turn or stand beside sinks: these are extracted from causal layers"
         raise NotALayer(f"{what} alone")
     with log.stage("later tokens") as figures:
-        backwards = replace(reading.reader, oracle=Backwards(oracle))
+        # asked from the end: its last row is the first one
+        backwards = replace(reading.reader, oracle=Behind(oracle, lambda x, _: oracle(x[:, ::-1], read=(0,))[:, 0]))
         later, _, rest = positions.read_terms(backwards, layer.form(1), reading.tokens, reading.keys, None, noise)
         earlier = layer.position_terms(later.shape[1])
         figures["misfit"] = rest

@@ -8,8 +8,8 @@ S2  Two probes say what kind of score it is: how many tokens a row sees (`positi
     score zero, and, if it has, what the score of twice a key is (`links`).
 S3  Scores of pairs of tokens from the weights of rows (`reading`), and with a norm of queries and keys its square as a
     form. What stands between the forms and the scores is taken off.
-S4  Spaces of the forms, and forms of two offsets as small linear problems (`forms`). Where they differ, one turn gives
-    all offsets; where they do not, each offset has a term of its own, which is read (`positions`).
+S4  Spaces of the forms, and forms of two offsets as small linear problems (`rotary.forms`). Where they differ, one turn
+    gives all offsets; where they do not, each offset has a term of its own, which is read (`positions`).
 
 Every step is believed only if it predicts scores that were not used. The figures stand in the stages of the result.
 """
@@ -28,8 +28,9 @@ from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.logits.ledger import Ledger
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.refinement import refine_turned
+from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.forms import Frame, find_core, find_turns, turned_residual
-from manyheads.recovery.queries.scores import forms, links, positions, sink_logits, sinks
+from manyheads.recovery.queries.scores import links, positions, sinks
 from manyheads.recovery.queries.scores.bidirectional import Reading, as_extracted, extract_bidirectional
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
@@ -237,7 +238,7 @@ class _Scores:
         if not self.sinks:
             return layer
         queries = self._tokens(self.dim + 1 + 2 * self.effort.extra)
-        return sink_logits.complete(layer, self.reader, queries, self.noise, self.allowed, figures)
+        return sinks.complete_sinks(layer, self.reader, queries, self.noise, self.allowed, figures)
 
     def _read_pairs(self, needed: dict[int, int]) -> Ledger:
         """Read at least so many random pairs of tokens at every offset."""
