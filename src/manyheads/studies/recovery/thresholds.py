@@ -20,7 +20,7 @@ from manyheads.recovery.examples.stages.shards import open_shards
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.diagnostics import assumptions
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.recovery.planted.weakened import WEAKENINGS, weakened_layer
+from manyheads.recovery.planted.violations import WEAKENINGS, weakened_layer
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.study.verdicts import Expected
 from manyheads.theory.papers import CHEN_LI
