@@ -33,7 +33,7 @@ from manyheads.models.torch.extractable_attention import (
     native_function,
     rotary_frequencies,
 )
-from manyheads.recovery.oracle.layer_oracle import LayerOracle
+from manyheads.recovery.oracle.answers import LayerOracle
 
 Through = Literal["attention", "block", "block-with-mlp"]
 Floats = Literal["float64", "float32"]

@@ -17,8 +17,8 @@ from manyheads.recovery.layers.evaluation import apply_layer
 from manyheads.recovery.layers.files import is_layer_file, load_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
+from manyheads.recovery.oracle.answers import LayerOracle
 from manyheads.recovery.oracle.checkpoint_oracles import Floats, Through, attention_module_oracle, checkpoint_oracle
-from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
 # Attributes by which a function states its properties
 STATED = ("causal", "residual", "normalized", "rotary", "scores", "mlp", "dtype")

@@ -14,16 +14,16 @@ import numpy as np
 from manyheads._machine import machine_memory
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery._types import Array, ArrayFunction, Generator
+from manyheads.recovery.oracle.answers import LayerOracle
 from manyheads.recovery.oracle.checkpoint_oracles import Through
 from manyheads.recovery.oracle.front_doors import open_oracle
-from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.noise_estimate import OracleNoise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries import methods
 from manyheads.recovery.queries.block.composition import Composition
 from manyheads.recovery.queries.block.method import Block, open_block
 from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
-from manyheads.recovery.queries.vocabulary.noise import vocabulary_noise
+from manyheads.recovery.queries.vocabulary.method import vocabulary_noise
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.result.certificates import OBSERVED, Certificate, certify, oracle_errors
 from manyheads.recovery.result.distributions import Draw, ShortSequences

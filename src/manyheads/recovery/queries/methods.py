@@ -22,10 +22,8 @@ from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
 from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.queries.scores.normalized import extract_scores_behind_norm
-from manyheads.recovery.queries.sphere.method import extract_on_sphere
-from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
-from manyheads.recovery.queries.vocabulary.method import extract_from_vocabulary
-from manyheads.recovery.queries.vocabulary.noise import check_vocabulary
+from manyheads.recovery.queries.subspaces.method import extract_by_subspaces, extract_on_sphere
+from manyheads.recovery.queries.vocabulary.method import check_vocabulary, extract_from_vocabulary
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
 from manyheads.recovery.result.results import Extracted
 

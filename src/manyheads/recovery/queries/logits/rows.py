@@ -93,7 +93,7 @@ def _read_at(scale: float, reader: Reader, rng: Generator, effort: Effort, noise
         sides = basis.T @ columns / norm**2, rows @ basis / norm**2
         return sketched_form(tokens, tokens, *sides, noise, int(heads.ranks[head]) if effort.whole else None)
 
-    found, biases = read_forms(reader, sketch, basis, sketch_tokens(widest, dim, effort), solve)
+    found, biases = read_forms(reader.ask, reader.sketched, sketch, basis, sketch_tokens(widest, dim, effort), solve)
     apart = max(one.error for one in found)
     check_agreement(apart, heads, noise)
     ranks = np.array([dim if one.rank is None else one.rank for one in found], np.intp)

@@ -21,14 +21,6 @@ MARGIN = 0.5
 HALVINGS = 6  # halvings of the step of a probe, at most; then it is not accepted
 
 
-class Match(NamedTuple):
-    """Heads of one net matched to another."""
-
-    order: Indices  # order[i] is the head of the found net that continues head i of the reference
-    cost: float  # of the worst pair made
-    margin: float  # its ratio to the best pair not made
-
-
 class Followed(NamedTuple):
     """Nets at probes that were followed from a reference: the accepted ones, and what it took."""
 
@@ -46,8 +38,10 @@ class Followed(NamedTuple):
         return cls(joined, np.concatenate(steps), np.concatenate(accepted), sum(halvings), np.concatenate(margin))
 
 
-def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = None) -> Match:
+def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = None) -> tuple[Indices, float]:
     """Match the heads of one net to those of a reference by the least total cost of their relative changes.
+
+    Returns the heads that continue those of the reference, and the ratio of the worst pair made to the best not made.
 
     The cost of a pair is |C' - C|^2 / (|C|^2 + .2 mean |C|^2) + .3 |t' - t|^2 / (|t|^2 + mean |t|^2), with t the
     slopes, or the units of `design`, where one is given: saturated gates say nothing of their logits. Both terms are
@@ -65,7 +59,7 @@ def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = N
     heads, order = linear_sum_assignment(cost)
     worst = float(cost[heads, order].max())
     cost[heads, order] = np.inf
-    return Match(order, worst, worst / max(float(cost.min()), tiny))
+    return order, worst / max(float(cost.min()), tiny)
 
 
 def follow_nets(
@@ -94,10 +88,12 @@ def follow_nets(
     for turn in range(HALVINGS + 1):
         answers = ask(steps[pending, None] * probes[pending])
         found = fit_nets(design, answers, reference.slopes) if fit is None else fit(answers)
-        matches = [match_net(found.one(row), reference, design) for row in range(len(pending))]
-        found = _stack([found.one(row).permute(match.order) for row, match in enumerate(matches)])
+        orders, margins = zip(
+            *(match_net(found.one(row), reference, design) for row in range(len(pending))), strict=True
+        )
+        found = _stack([found.one(row).permute(order) for row, order in enumerate(orders)])
         objection = np.maximum(found.residual / allowed, 1.0)
-        objection *= np.maximum(np.array([match.margin for match in matches]) / MARGIN, 1.0)
+        objection *= np.maximum(np.array(margins) / MARGIN, 1.0)
         fine = np.flatnonzero(objection <= 1.0)
         if check is not None and len(fine):
             moves = steps[pending, None] * probes[pending]
@@ -105,7 +101,7 @@ def follow_nets(
         for row, probe in enumerate(pending):
             if objection[row] < score[probe]:
                 nets[probe], score[probe] = found.one(row), objection[row]
-                margin[probe], kept[probe] = matches[row].margin, steps[probe]
+                margin[probe], kept[probe] = margins[row], steps[probe]
         accepted[pending] = score[pending] <= 1.0
         pending = pending[~accepted[pending]]
         if not len(pending) or turn == HALVINGS:
