@@ -82,7 +82,7 @@ def test_heads_and_their_number_are_found_from_shards(rng):
     seed = int(rng.integers(2**31))
     with ThreadPoolExecutor(2) as pool:
         shards = ((x[part], y[part]) for part in (slice(0, 700), slice(700, 2500), slice(2500, None)))
-        found = learn_in_six_stages(shards, settings=QUICK, rng=np.random.default_rng(seed), executor=pool)
+        found = learn_in_six_stages(open_shards(shards, pool), settings=QUICK, rng=np.random.default_rng(seed))
     assert found.heads == 2
     assert compare_layers(layer, found.layer).worst < 1e-9
     assert found.certificate["held_out_error"] < 1e-20

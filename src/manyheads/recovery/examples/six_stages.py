@@ -32,7 +32,6 @@ here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -100,7 +99,6 @@ def learn_in_six_stages(
     *,
     settings: StageSettings | None = None,
     rng: Generator,
-    executor: Executor | None = None,
 ) -> Recovery:
     """Learn a multi-head attention layer, and its number of heads, from examples.
 
@@ -115,8 +113,6 @@ def learn_in_six_stages(
         Forms, sizes and thresholds.
     rng
         Starts of stage six, and the sequences of its fits.
-    executor
-        Works on the shards: any `concurrent.futures.Executor`; None for this thread.
 
     Returns
     -------
@@ -144,7 +140,7 @@ def learn_in_six_stages(
     """
     settings = settings or StageSettings()
     heads = None if heads is None else check_integer("heads", heads)
-    data = examples if isinstance(examples, Shards) else open_shards(examples, executor)
+    data = examples if isinstance(examples, Shards) else open_shards(examples)
     count, most = min(settings.held_out, data.count // 10), data.dim**2
     if not count:
         raise UsageError(f"{data.count} sequences: ten or more are needed to hold some out")

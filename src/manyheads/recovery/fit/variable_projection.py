@@ -164,33 +164,29 @@ class Tangent:
 
     def jvp(self, change: Array) -> Array:
         """Return J dTheta at fixed projections, (n k, d)."""
-        x, heads, stack = self.examples.x, len(self.theta), self._stack
-        n, length, dim = x.shape
+        n, length, dim = self.examples.x.shape
         moved = np.empty((n * length, dim))
-        across = np.moveaxis(change, 0, 1).reshape(change.shape[1], heads * dim)
+        across = np.moveaxis(change, 0, 1).reshape(change.shape[1], len(self.theta) * dim)
         for part, rows in self._parts:
-            keys, seen = x[part], len(x[part])
-            asked = (self.examples.queries[rows] @ across).reshape(seen, length * heads, dim)
-            logits = np.matmul(asked, keys.transpose(0, 2, 1)).reshape(seen, length, heads, length)
-            through = softmax_derivative(self.pattern[part], logits)
-            read_ = np.matmul(through.reshape(seen, length * heads, length), keys)
-            moved[rows] = read_.reshape(-1, heads * dim) @ stack
+            moved[rows] = self._pass(part, self.examples.queries[rows] @ across) @ self._stack
         return self.examples.weigh(moved)
 
     def vjp(self, rows_: Array) -> Array:
         """Return J^T rows at fixed projections, of theta's shape."""
-        x, heads, stack = self.examples.x, len(self.theta), self._stack
-        _, length, dim = x.shape
+        heads, dim = len(self.theta), self.examples.dim
         gathered = np.zeros((self.theta.shape[1], heads * dim))
         weighed = self.examples.weigh(rows_)
         for part, rows in self._parts:
-            keys, seen = x[part], len(x[part])
-            back = (weighed[rows] @ stack.T).reshape(seen, length * heads, dim)
-            weights = np.matmul(back, keys.transpose(0, 2, 1)).reshape(seen, length, heads, length)
-            through = softmax_derivative(self.pattern[part], weights)
-            read_ = np.matmul(through.reshape(seen, length * heads, length), keys)
-            gathered += self.examples.queries[rows].T @ read_.reshape(-1, heads * dim)
+            gathered += self.examples.queries[rows].T @ self._pass(part, weighed[rows] @ self._stack.T)
         return np.moveaxis(gathered.reshape(-1, heads, dim), 1, 0).copy()
+
+    def _pass(self, part: slice, rows: Array) -> Array:
+        """Multiply rows (r, m d) of some sequences by their tokens, by D_r, and by their tokens again."""
+        keys, heads = self.examples.x[part], len(self.theta)
+        seen, length, dim = keys.shape
+        asked = np.matmul(rows.reshape(seen, length * heads, dim), keys.transpose(0, 2, 1))
+        through = softmax_derivative(self.pattern[part], asked.reshape(seen, length, heads, length))
+        return np.matmul(through.reshape(seen, length * heads, length), keys).reshape(-1, heads * dim)
 
     def whiten(self, gradient: Array) -> Array:
         """Apply the inverse of the metric to a gradient, of theta's shape."""

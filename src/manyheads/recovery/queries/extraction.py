@@ -252,13 +252,9 @@ class _Extraction:
             unit = f"{certificate.distribution}; relative to what other tokens change in the answers"
             certificate = dataclasses.replace(certificate, distribution=unit)
         accuracies = self._accuracies(found, certificate)
-        counts, notes = dict(self.oracle.counts), note_unresolved(accuracies)
-        recovery = Recovery(
-            found.layer, certificate, found.stages, attempt.method, attempt.reason, counts, self.measured
-        )
-        recovery = dataclasses.replace(
-            recovery, tried=tuple(self.tried), extracted=found, notes=notes, head_accuracy=accuracies
-        )
+        of_method = (found.layer, certificate, found.stages, attempt.method, attempt.reason, dict(self.oracle.counts))
+        of_all = (self.measured, tuple(self.tried), found, note_unresolved(accuracies), accuracies)
+        recovery = Recovery(*of_method, *of_all)
         if not certificate.accepted:
             self.tried.append(f"rejected: relative squared error {certificate.largest_error:.2g} on fresh sequences")
             self.rejected = recovery

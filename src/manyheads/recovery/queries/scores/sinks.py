@@ -28,7 +28,7 @@ column space L of Theta that does not hold e = (0, ..., 0, 1), as it does not wh
 constant -z_i is beside L, and z_i is determined; terms of position are 0 at the offset 0. Derived here.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,13 +38,12 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.logits.attention_weights import log_ratios, solve_weights
 from manyheads.recovery.queries.rotary.forms import extend, row_space
 from manyheads.recovery.queries.scores.heads import (
-    LENGTHS,
     Heads,
+    best_token,
     check_room,
     first_length,
     jacobians_at,
     output_spaces,
-    repeated_token,
     step_at,
 )
 from manyheads.recovery.queries.scores.reading import ScoreReader
@@ -60,42 +59,22 @@ ROUNDS = 3  # of reading weights, and solving for the projections
 UNBIASED = 1e-7  # size of biases of values, relative to the values, below which there are none
 
 
-@dataclass(frozen=True)
-class SinkHeads:
-    """Heads beside sinks: projections, biases of values v (m, d), None if absent, and c (d,)."""
-
-    heads: Heads
-    value_bias: Array | None
-    bias: Array
-
-
-def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> SinkHeads:
+def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Heads:
     """Find the projections of all heads, the biases of their values, and c."""
-    dim = oracle.dim
-    length = int(np.clip(dim // 4, 6, 10))
-    best: tuple[float, list[Array], float] | None = None
-    refusal: FitError | RankBudgetError = FitError("no token was tried")
+    length = int(np.clip(oracle.dim // 4, 6, 10))
     first = first_length(oracle, rng)
-    for scale in LENGTHS:
-        z = repeated_token(oracle, scale * first, rng)
-        try:
-            parts, separation, rest = _visible_parts(oracle, z, length, noise, rng)
-        except (FitError, RankBudgetError) as error:
-            refusal = error
-            continue
-        if best is None or rest < best[0]:
-            best = rest, parts, separation
-        if rest < max(RIGHT, 1e4 * noise):
-            break
-    if best is None:
-        raise refusal
-    return _solve(oracle, sums, best[1], best[2], noise, first, rng)
+
+    def read(z: Array) -> tuple[float, tuple[list[Array], float]]:
+        return _visible_parts(oracle, z, length, noise, rng)
+
+    parts, separation = best_token(oracle, first, max(RIGHT, 1e4 * noise), rng, read, None)
+    return _solve(oracle, sums, parts, separation, noise, first, rng)
 
 
 def _visible_parts(
     oracle: Oracle, z: Array, length: int, noise: float, rng: Generator
-) -> tuple[list[Array], float, float]:
-    """Return W_i Q (d, d) of all heads at right angles to the answers about multiples of z; separation and misfit."""
+) -> tuple[float, tuple[list[Array], float]]:
+    """Return the misfit, W_i Q (d, d) of all heads at right angles to the answers about multiples of z, separation."""
     dim = len(z)
     factors = rng.standard_normal((dim + 8, 6, 1))
     answers = oracle(oracle.limits.shortened(factors * z), read="last")
@@ -115,7 +94,7 @@ def _visible_parts(
         part, rest = _scale(share)
         found.append(part @ space @ beside.T)
         worst = max(worst, rest)
-    return found, separation, worst
+    return worst, (found, separation)
 
 
 def _scale(share: Array) -> tuple[Array, float]:
@@ -137,7 +116,7 @@ def _scale(share: Array) -> tuple[Array, float]:
 
 def _solve(
     oracle: Oracle, sums: Sums, parts: list[Array], separation: float, noise: float, scale: float, rng: Generator
-) -> SinkHeads:
+) -> Heads:
     """Read weights of rows of random tokens, `scale` times as long as usual, and solve for W, v and c, in turns."""
     dim, heads = oracle.dim, len(parts)
     floor = max(1e-9, 1e3 * noise)
@@ -175,7 +154,8 @@ def _solve(
     check_room(spaces)
     condition = float(np.linalg.cond(np.concatenate(spaces)))
     biased = np.linalg.norm(shift) > UNBIASED * np.linalg.norm(projection)
-    return SinkHeads(Heads(projection, ranks, separation, rest, condition), shift if biased else None, constant)
+    value_bias = shift if biased else None
+    return Heads(projection, ranks, separation, rest, condition, value_bias=value_bias, bias=constant)
 
 
 def complete_sinks(

@@ -60,7 +60,14 @@ def extract_from_vocabulary(oracle: Oracle, noise: float, rng: Generator, effort
 
     heads = read_projections(log, sums, read, noise, alone=len(hubs.heads.values) == 1)
     with log.stage("rows") as figures:
-        theta, beta = _read_forms(pairs, heads, spanning, rng, effort, figures)
+        # all logits of the spanning tokens with a few others, more of them where a rank asks for it
+        dim = oracle.dim
+        size = max(2, int(effort.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
+        size = int(min(size, max(2, np.floor((oracle.longest - 1) / 1.5))))
+        reader, others = _choose_base(pairs, heads, np.delete(table, spanning, axis=0), size, rng, figures)
+        wanted = min(dim, max(int(heads.ranks.max()), 1) + effort.extra, len(others))
+        tokens = others[rng.choice(len(others), min(dim, len(others)), replace=False)], table[spanning]
+        theta, beta = read_based_forms(reader, np.eye(dim), tokens, wanted, noise, figures)
     layer = AttentionLayer(theta, heads.projection, beta, sums.bias, causal=oracle.causal)
     acts_on = f"the {len(table)} tokens of the vocabulary, and all others by linearity"
     return Extracted(layer, tuple(log.stages), acts_on)
@@ -125,19 +132,6 @@ def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, effort: Effort) 
             return stacks
     most = max(wanted, dim)
     raise RankBudgetError(f"{len(probes)} tokens show {count} heads: give more or shorter tokens", len(probes), most)
-
-
-def _read_forms(
-    pairs: TablePairs, heads: Projections, spanning: Indices, rng: Generator, effort: Effort, figures: Figures
-) -> tuple[Array, Array]:
-    """Read all logits of the spanning tokens with a few others, more of them where a rank asks for it."""
-    table, dim = pairs.table, pairs.table.shape[1]
-    size = max(2, int(effort.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
-    size = int(min(size, max(2, np.floor((pairs.oracle.longest - 1) / 1.5))))
-    reader, others = _choose_base(pairs, heads, np.delete(table, spanning, axis=0), size, rng, figures)
-    wanted = min(dim, max(int(heads.ranks.max()), 1) + effort.extra, len(others))
-    tokens = others[rng.choice(len(others), min(dim, len(others)), replace=False)], table[spanning]
-    return read_based_forms(reader, np.eye(dim), tokens, wanted, pairs.noise, figures)
 
 
 def _choose_base(
