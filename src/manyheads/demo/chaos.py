@@ -159,7 +159,7 @@ class DemoChaos(st.Study):
         yield _scatter("Bifurcation diagram of attention", labels, (gains, visited.ravel(), exponents), **scale)
 
 
-def _scatter(title: str, labels: tuple[str, str, str], columns: tuple[Floats, ...], **options: Any) -> Scatter:
+def _scatter(title: str, labels: tuple[str, str, str], columns: tuple[np.ndarray, ...], **options: Any) -> Scatter:
     x, y, values = ((tuple(each.round(4).tolist()),) for each in columns)
     return Scatter(title, *labels[:2], x, y, values, labels[2], **options)
 

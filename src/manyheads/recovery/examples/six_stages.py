@@ -102,21 +102,10 @@ def learn_in_six_stages(
 ) -> Recovery:
     """Learn a multi-head attention layer, and its number of heads, from examples.
 
-    Parameters
-    ----------
-    examples
-        (x, y), each (N, k, d); or an iterable of such pairs, or of functions that load one; or what `open_shards`
-        returned, with its executor.
-    heads
-        Number of heads, at most; None to find it. At most d^2: more attention matrices have no hull of their own.
-    settings
-        Forms, sizes and thresholds.
-    rng
-        Starts of stage six, and the sequences of its fits.
-
-    Returns
-    -------
-    The recovery, with method "six-stage"; seconds of its stages are CPU seconds of this process.
+    `examples` are (x, y), each (N, k, d); an iterable of such pairs, or of functions that load one; or what
+    `open_shards` returned, with its executor. `heads` is at most d^2: more attention matrices have no hull of their
+    own. `rng` draws the starts of stage six, and the sequences of its fits. Seconds of the stages of the recovery are
+    CPU seconds of this process.
 
     Raises
     ------

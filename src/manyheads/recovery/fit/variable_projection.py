@@ -99,7 +99,7 @@ class Examples:
     @cached_property
     def token_gram(self) -> tuple[Array, bool]:
         """Cholesky factor of the sum of x_r x_r^T over rows: one side of the metric."""
-        return _factor(self.queries.T @ self.queries, FLOOR)
+        return factor_gram(self.queries.T @ self.queries, FLOOR)
 
     def weigh(self, rows: Array) -> Array:
         """Multiply rows (n k, ...) by the square roots of their weights."""
@@ -133,7 +133,7 @@ class Tangent:
     def at(cls, examples: Examples, theta: Array) -> Tangent:
         """Read with these attention matrices and solve for the projections."""
         pattern, readings = read(examples, theta)
-        factor = _factor(readings.T @ readings, RIDGE)
+        factor = factor_gram(readings.T @ readings, RIDGE)
         projection = scipy.linalg.cho_solve(factor, readings.T @ examples.labels)
         residual = examples.labels - readings @ projection
         projection += scipy.linalg.cho_solve(factor, readings.T @ residual)  # what the squared condition had cost
@@ -213,7 +213,7 @@ class Tangent:
             for head in range(heads):
                 sums[head] += keys.reshape(-1, dim).T @ read_[:, head].reshape(-1, dim)
         smallest = 1e-12 * max(np.trace(side) for side in sums) / dim + np.finfo(float).tiny
-        return [_factor(side + smallest * np.eye(dim), FLOOR) for side in sums]
+        return [factor_gram(side + smallest * np.eye(dim), FLOOR) for side in sums]
 
     @cached_property
     def _stack(self) -> Array:
@@ -270,7 +270,7 @@ def softmax_derivative(pattern: Array, change: Array) -> Array:
     return weighed - pattern * weighed.sum(-1, keepdims=True)
 
 
-def _factor(gram: Array, share: float) -> tuple[Array, bool]:
+def factor_gram(gram: Array, share: float) -> tuple[Array, bool]:
     """Factor a Gram matrix with a ridge of `share` of its mean diagonal, raised until it is positive definite."""
     mean = float(np.trace(gram)) / len(gram)
     while share < 1:

@@ -93,17 +93,9 @@ class OracleSettings:
 class Oracle:
     """A function (n, k, d) -> (n, k, d) that is asked in batches within its limits, checked, counted, and remembered.
 
-    Parameters
-    ----------
-    function
-        Takes sequences (n, k, d) as a NumPy array, which it may overwrite, and returns answers of the same shape:
-        NumPy, JAX, or a tensor of PyTorch, of any real floating-point dtype.
-    dim
-        Token dimension d.
-    settings
-        How it is asked.
-    store
-        Folder of the query cache, so that an interrupted extraction asks nothing twice; None for no cache.
+    The function takes sequences as a NumPy array, which it may overwrite, and returns answers of the same shape: NumPy,
+    JAX, or a tensor of PyTorch, of any real floating-point dtype. `store` is the folder of the query cache, so that an
+    interrupted extraction asks nothing twice; None for no cache.
 
     Raises
     ------

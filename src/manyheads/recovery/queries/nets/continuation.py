@@ -13,9 +13,10 @@ few matrix products of (rows x features), and the answer is the same least-squar
 """
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_solve
 
 from manyheads.recovery._types import Array, ArrayFunction
+from manyheads.recovery.fit.variable_projection import factor_gram
 from manyheads.recovery.queries.nets.sigmoid_network import TINY, NetDesign, NetState, PairNets, kaufman_normal
 
 STEPS = 40  # Gauss-Newton steps of a refit, at most
@@ -35,7 +36,7 @@ class Continuation:
         normal = kaufman_normal(design.features, (gates * (1 - gates))[None], basis[None], reference.values[None])[0]
         self._scale = np.sqrt(np.diag(normal) + RIDGE * np.trace(normal) / len(normal) + TINY)
         normal /= self._scale[:, None] * self._scale
-        self._factor = _factorize(normal)
+        self._factor = factor_gram(normal, RIDGE)  # of unit diagonal; the ridge only preconditions
 
     def refit(self, answers: Array) -> PairNets:
         """Fit a net to the answers (b, n, D) of every probe, starting from the net at v_0."""
@@ -88,16 +89,6 @@ class Continuation:
             if not len(waiting):
                 break
         return result
-
-
-def _factorize(normal: Array) -> tuple[Array, bool]:
-    """Factorize a matrix with unit diagonal; the ridge grows until it is definite: it only preconditions."""
-    ridge = RIDGE
-    while True:
-        try:
-            return cho_factor(normal + ridge * np.eye(len(normal)), lower=True, check_finite=False)
-        except np.linalg.LinAlgError:
-            ridge *= 100
 
 
 def _dot(left: Array, right: Array) -> Array:
