@@ -29,9 +29,8 @@ import numpy as np
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import Effort
-from manyheads.recovery.queries.logits.pair_logits import PairReader
 from manyheads.recovery.queries.logits.row_plan import UnseenPlan, plan_groups, sketch_tokens
-from manyheads.recovery.queries.logits.row_reader import Attentions, RowReader, check_agreement
+from manyheads.recovery.queries.logits.row_reader import Attentions, PairReader, RowReader, check_agreement
 from manyheads.recovery.queries.logits.sketches import SketchedForm, read_forms, sketched_form
 from manyheads.recovery.queries.logits.unseen_tokens import read_with_unseen_tokens
 from manyheads.recovery.queries.values.projection_sum import Projections
