@@ -11,10 +11,9 @@ from manyheads.recovery import compare_layers, evaluate_layer, planted_layer, se
 from manyheads.recovery.examples.six_stages import learn_in_six_stages
 from manyheads.recovery.examples.stages.crude_sum import estimate_crude_sum, measure_moments
 from manyheads.recovery.examples.stages.fit import FitSettings, fit_in_span
-from manyheads.recovery.examples.stages.hull import HullSettings, find_hull
+from manyheads.recovery.examples.stages.hull import HullSettings, find_hull, measure_span_error, span_of
 from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, refine_sum
 from manyheads.recovery.examples.stages.shards import add_up, open_shards
-from manyheads.recovery.examples.stages.span import measure_span_error, span_of
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.refusals import RecoveryRefused

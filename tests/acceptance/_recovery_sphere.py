@@ -11,7 +11,7 @@ from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.rotary.method import extract_rotary
-from manyheads.recovery.queries.sphere.method import extract_on_sphere
+from manyheads.recovery.queries.subspaces.method import extract_on_sphere
 
 EXACT = 1e-15
 SEEDS = [0, 1, 2, 3, 4]

@@ -9,8 +9,7 @@ import pytest
 from manyheads.data import TextWindows, load_text
 from manyheads.data.characters import read_characters
 from manyheads.demo.chapters import CHAPTERS, Scene
-from manyheads.demo.sampling import continue_text, find_prose
-from manyheads.demo.text import TextTraining, trained_model
+from manyheads.demo.text import TextTraining, continue_text, find_prose, trained_model
 from manyheads.errors import UsageError
 from manyheads.study import Study, run
 from manyheads.theory.joma.text.record import held_out_starts, record_statistics

@@ -13,8 +13,11 @@ from manyheads.recovery.examples.stages.hull import (
     Hull,
     HullSettings,
     choose_rows,
+    count_by_gap,
     find_hull,
     fit_hull,
+    measure_span_error,
+    span_of,
     weighted_median,
 )
 from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, measure_doubt, refine_sum
@@ -25,7 +28,6 @@ from manyheads.recovery.examples.stages.smallest_eigenvalues import (
     measure_gram,
     multiply_gram,
 )
-from manyheads.recovery.examples.stages.span import count_by_gap, measure_span_error, span_of
 from manyheads.recovery.refusals import CertificateShortage, DesignError
 
 LARGE = 10.0  # a threshold below which every row is

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from manyheads.recovery import ExtractionOptions, Recovery, ServerLimits
-    from manyheads.recovery.oracle.layer_oracle import LayerOracle
+    from manyheads.recovery.oracle.answers import LayerOracle
 
 FILES = ("safetensors", "json", "html")
 OF_CHECKPOINTS: Mapping[str, object] = {"layer": None, "through": "attention", "dtype": "float64"}
@@ -217,7 +217,7 @@ class Extract:
     def _summarize(self, target: Target, found: "Recovery", taken: Mapping[str, float]) -> dict[str, Json]:
         """Return everything that is printed and kept, for JSON."""
         from manyheads.recovery.queries.leak_meter import measure_leak
-        from manyheads.recovery.result.summaries import summarize_recovery
+        from manyheads.recovery.result.reports import summarize_recovery
 
         files = {name: str(self.output.with_suffix(f".{name}")) for name in FILES}
         said = {"oracle": target.oracle.about, "command": shlex.join(["manyheads", *sys.argv[1:]]), "seed": self.seed}
@@ -226,7 +226,7 @@ class Extract:
         return {**said, **summarize_recovery(found, truth), **taken, **leak, "files": files}
 
     def _write(self, target: Target, found: "Recovery", summary: dict[str, Json]) -> None:
-        from manyheads.recovery.result.pictures import recovery_section
+        from manyheads.recovery.result.reports import recovery_section
         from manyheads.study.reporting.html import write_report
         from manyheads.study.store.disk import write_json
 

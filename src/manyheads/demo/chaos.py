@@ -145,28 +145,23 @@ class DemoChaos(st.Study):
             f"{float(trained['uniform'].mean()):.3f} under uniform attention.",
             shows=("Finite networks from one token",),
         )
-        yield self._attractor(theory)
-        yield self._bifurcations(theory)
-
-    def _attractor(self, theory: st.Data) -> Scatter:
         orbit = theory["orbit"].values
-        position = np.arange(len(orbit) - 1) % 2 + 1.0
-        x, y, values = ((tuple(each.round(4).tolist()),) for each in (orbit[:-1], orbit[1:], position))
         note = f"{len(orbit):,} tokens of the mean field, in the limit of infinitely many neurons."
-        axes = "overlap of token t", "overlap of token t + 1"
-        label = "position of token t in the context"
-        return Scatter("The attractor: each token against the next one", *axes, x, y, values, label, note=note)
-
-    def _bifurcations(self, theory: st.Data) -> Scatter:
+        labels = "overlap of token t", "overlap of token t + 1", "position of token t in the context"
+        shown = orbit[:-1], orbit[1:], np.arange(len(orbit) - 1) % 2 + 1.0
+        yield _scatter("The attractor: each token against the next one", labels, shown, note=note)
         visited, largest = theory["visited"].values, theory["scanned"].values
         gains, exponents = (np.repeat(each, visited.shape[1]) for each in (theory["gain"].values, largest))
-        x, y, values = ((tuple(each.round(4).tolist()),) for each in (gains, visited.ravel(), exponents))
-        axes = "attention inverse temperature γ", "overlap with the feature"
         note = f"The last {visited.shape[1]} tokens at each of {len(visited)} gains. The largest exponent is above "
         note += f"{CHAOTIC:g} at {(largest > CHAOTIC).mean():.0%} of them."
+        labels = "attention inverse temperature γ", "overlap with the feature", "largest Lyapunov exponent (nat/step)"
         scale: dict[str, Any] = {"note": note, "limits": (-0.5, 0.5), "diverging": True}
-        label = "largest Lyapunov exponent (nat/step)"
-        return Scatter("Bifurcation diagram of attention", *axes, x, y, values, label, **scale)
+        yield _scatter("Bifurcation diagram of attention", labels, (gains, visited.ravel(), exponents), **scale)
+
+
+def _scatter(title: str, labels: tuple[str, str, str], columns: tuple[np.ndarray, ...], **options: Any) -> Scatter:
+    x, y, values = ((tuple(each.round(4).tolist()),) for each in columns)
+    return Scatter(title, *labels[:2], x, y, values, labels[2], **options)
 
 
 def smallest_network() -> OneBitNetwork:

@@ -12,8 +12,7 @@ from scipy.special import softmax
 import manyheads.study as st
 from manyheads.data import load_text
 from manyheads.data.characters import UNKNOWN, build_vocabulary
-from manyheads.demo.sampling import mark_whitespace
-from manyheads.demo.text import TextTraining
+from manyheads.demo.text import TextTraining, mark_whitespace
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.studies.dmft.shared.mean_field import solve_blocks
 from manyheads.study.panels import Multiples, spread_curve
@@ -24,6 +23,7 @@ from manyheads.theory.papers import BORDELON
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
 TRAJECTORIES = {"": "predicted", "_without": "predicted without response functions"}
 RARER = "□"  # stands for every rarer character
+_problem = lru_cache(maxsize=4)(text_problem)
 
 
 class DemoGrowth(st.Study):
@@ -53,8 +53,9 @@ class DemoGrowth(st.Study):
 
     def problem(self) -> Problem:
         """Return the training problem of the limit and of the blocks."""
-        training = self.steps, self.learning_rate, self.richness
-        return _problem(self.text, self.pieces, self.length, self.vocabulary, *training)
+        windows = self.pieces, self.length, self.vocabulary, self.text
+        training = {name: getattr(self, name) for name in ("steps", "learning_rate", "richness")}
+        return _problem(*windows, **training, norm=True)
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(key_dim=self.key_dims)
@@ -202,12 +203,3 @@ def _ratio(distances: xr.DataArray) -> str:
     """Return the last size's distance over the first's, means over replicates."""
     means = distances.mean("replicate")
     return f"{float(means[-1] / means[0]):.2f}"
-
-
-@lru_cache(maxsize=4)
-def _problem(
-    text: Path | None, pieces: int, length: int, vocabulary: int, steps: int, learning_rate: float, richness: float
-) -> Problem:
-    return text_problem(
-        pieces, length, vocabulary, text, steps=steps, learning_rate=learning_rate, richness=richness, norm=True
-    )

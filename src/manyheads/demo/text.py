@@ -1,10 +1,13 @@
 """`demo/text`: a small causal transformer trained on text, with attention entropy and stable rank over training."""
 
+import itertools
+import re
 import time
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +17,9 @@ import xarray as xr
 import manyheads.study as st
 from manyheads.data.characters import Split, Vocabulary, read_characters
 from manyheads.data.ngrams import ngram_losses
-from manyheads.demo.sampling import continue_text, find_prose, join_lines, mark_whitespace
-from manyheads.demo.text_pictures import text_panels
 from manyheads.spectra.levels import causal_entropy_level
+from manyheads.study import Curve, Lines, Listing
+from manyheads.study.panels import Picture, spread_curve
 from manyheads.study.tables import record
 from manyheads.theory.joma.text.record import (
     character_config,
@@ -128,7 +131,8 @@ class TextTraining(st.Study):
             )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield from text_panels(theory, trained, self.key_dim, self.steps)
+        yield from _curves(theory, trained, self.key_dim)
+        yield from (_pattern(trained), _sample(trained), _cost(trained, self.steps))
 
     def _read(self) -> tuple[Vocabulary, Split]:
         return read_characters(self.text)
@@ -164,3 +168,99 @@ def trained_model(study: TextTraining, trained: xr.Dataset, replicate: int = 0) 
 def _optimizer(peak: float, steps: int) -> optax.GradientTransformation:
     """Build one object for equal arguments: training compiles once per optimizer."""
     return optax.adam(optax.warmup_cosine_decay_schedule(0.0, peak, steps // 20 + 1, steps, 0.05 * peak), b2=0.99)
+
+
+@eqx.filter_jit
+def continue_text(model: Transformer, prompt: jax.Array, key: jax.Array, count: int) -> jax.Array:
+    """Sample `count` characters after a prompt at temperature 0.6, given the last window."""
+
+    def step(window: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = model(window[None])[0, -1] / 0.6
+        token = jax.random.categorical(key, logits.astype(jnp.float32)).astype(window.dtype)
+        return jnp.append(window[1:], token), token
+
+    return jax.lax.scan(step, prompt, jax.random.split(key, count))[1]
+
+
+def find_prose(vocabulary: Vocabulary, tokens: np.ndarray, length: int) -> np.ndarray:
+    """Find the window with the most letters among 500, since a text may begin with a table."""
+    starts = np.linspace(0, len(tokens) - length, 500).astype(int)
+    windows = (tokens[start : start + length] for start in starts)
+    return max(windows, key=lambda window: sum(symbol.isalpha() for symbol in vocabulary.decode(window)))
+
+
+def mark_whitespace(text: str) -> str:
+    """Replace spaces and line ends by visible signs, character by character."""
+    return text.replace(" ", "·").replace("\n", "¶")
+
+
+def join_lines(text: str) -> str:
+    """Join a text to one paragraph, with a sign for each line end."""
+    return re.sub(r" *\n\s*", " ¶ ", re.sub(r" {2,}", " ", text)).strip()
+
+
+def _curves(predicted: xr.Dataset, cell: xr.Dataset, key_dim: int) -> Iterator[Lines]:
+    steps = cell["step"].values
+    ends = (float(steps[0]), float(steps[-1]))
+    losses = [spread_curve(steps, cell["validation_loss"].values, "transformer, validation")]
+    losses += [
+        Curve(ends, (float(level), float(level)), f"n-gram, context {context}", "predicted", context + 1)
+        for context, level in zip(predicted["context"].values.tolist(), predicted["ngram"].values, strict=True)
+    ]
+    seeds = f"Mean over {cell.sizes['replicate']} seeds, bands from the smallest to the largest."
+    note = f"Dashed: n-gram models on the same characters. {seeds}"
+    axes, shows = ("step", "cross-entropy [nat/character]"), ("validation loss is lower",)
+    yield Lines("Loss on held-out text", *axes, tuple(losses), note=note, shows=shows)
+    uniform = Curve(ends, (float(predicted["uniform"]),) * 2, "uniform attention", "reference")
+    note = "Mean over windows and positions; attention uniform over n characters has entropy ln n. One line a head, "
+    entropies = (*_by_head(cell["entropy"], steps), uniform)
+    note = f"{note}of the first seed."
+    yield Lines("Attention entropy, each head", "step", "entropy [nat]", entropies, note=note)
+    ranks = tuple(
+        spread_curve(steps, cell["stable_rank"].sel(layer=layer).values, f"layer {layer}", group=int(layer))
+        for layer in cell["layer"].values
+    )
+    note = f"Squared Frobenius over squared spectral norm. {seeds}"
+    yield Lines("Stable rank of the lower MLP matrix", "step", "stable rank", ranks, note=note)
+    note = f"At most the key dimension, {key_dim}. One line a head, of the first seed."
+    circuits = tuple(_by_head(cell["query_key_rank"], steps))
+    yield Lines("Stable rank of query times key, each head", "step", "stable rank", circuits, note=note)
+
+
+def _pattern(cell: xr.Dataset) -> Picture:
+    first = cell.isel(replicate=0)
+    sharpness = first["entropy"].isel(step=-1).values  # (L, H)
+    layer, head = np.unravel_index(sharpness.argmin(), sharpness.shape)
+    names = tuple(first["snippet"].values.tolist())
+    title = f"Attention of the head of lowest entropy: layer {layer}, head {head}"
+    values = tuple(tuple(map(float, row)) for row in first["pattern"].values[layer, head])
+    note = "From the validation text, after training, first seed. · is a space, ¶ a line end."
+    return Picture(title, "key", "query", values, "attention", names, names, note)
+
+
+def _sample(cell: xr.Dataset) -> Listing:
+    first = cell.isel(replicate=0)
+    rows = (("prompt", str(first["prompt"].values)), ("sampled", str(first["written"].values)))
+    return Listing("Sampled text", ("", "text"), rows, "Temperature 0.6, first seed. ¶ is a line end.")
+
+
+def _cost(cell: xr.Dataset, updates: int) -> Listing:
+    weights, step, seconds = int(cell["weights"][0]), int(cell["step_flops"][0]), float(cell["seconds"].mean())
+    rows = (
+        ("weights", f"{weights:,}"),
+        ("matrix-multiply FLOPs of a training step", f"{step:,}"),
+        ("of the whole training", f"{step * updates:.4g}"),
+        ("measured seconds, recording included", f"{seconds:.1f}"),
+        ("FLOPs a second", f"{step * updates / seconds:.3g}"),
+    )
+    note = "Forward and backward, a multiply-add counted as two; masked pairs are counted, since they are computed."
+    return Listing("Costs of training", ("quantity", "value"), rows, note)
+
+
+def _by_head(values: xr.DataArray, steps: np.ndarray) -> list[Curve]:
+    """Draw one line a head of the first seed, coloured by layer: heads of two seeds do not correspond."""
+    x, curves = tuple(map(float, steps)), []
+    for layer, head in itertools.product(values["layer"].values, values["head"].values):
+        y = tuple(map(float, values.sel(layer=layer, head=head).isel(replicate=0).values))
+        curves.append(Curve(x, y, "" if head else f"layer {layer}", group=int(layer)))
+    return curves

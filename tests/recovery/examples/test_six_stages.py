@@ -9,16 +9,14 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery import compare_layers, evaluate_layer, planted_layer, sequences
-from manyheads.recovery.examples.six_stages import learn_in_six_stages
+from manyheads.recovery.examples.six_stages import LITERAL, SixStageRun, StageSettings, learn_in_six_stages
 from manyheads.recovery.examples.stages.acceptance_rate import (
     dimension_correction,
     predict_acceptance,
     predict_small_threshold,
 )
 from manyheads.recovery.examples.stages.fit import FitSettings, descend_in_span, differentiate, fit_in_span
-from manyheads.recovery.examples.stages.pipeline import SixStageRun
 from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, regress_clear_rows
-from manyheads.recovery.examples.stages.settings import LITERAL, StageSettings
 from manyheads.recovery.examples.stages.shards import open_shards
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings
 from manyheads.recovery.fit.variable_projection import Examples, Tangent
@@ -84,7 +82,7 @@ def test_heads_and_their_number_are_found_from_shards(rng):
     seed = int(rng.integers(2**31))
     with ThreadPoolExecutor(2) as pool:
         shards = ((x[part], y[part]) for part in (slice(0, 700), slice(700, 2500), slice(2500, None)))
-        found = learn_in_six_stages(shards, settings=QUICK, rng=np.random.default_rng(seed), executor=pool)
+        found = learn_in_six_stages(open_shards(shards, pool), settings=QUICK, rng=np.random.default_rng(seed))
     assert found.heads == 2
     assert compare_layers(layer, found.layer).worst < 1e-9
     assert found.certificate["held_out_error"] < 1e-20
@@ -193,6 +191,6 @@ def test_singular_equations_end_as_a_refusal(rng, monkeypatch):
     def singular(*_):
         raise np.linalg.LinAlgError("Singular matrix")
 
-    monkeypatch.setattr("manyheads.recovery.examples.stages.pipeline.refine_sum", singular)
+    monkeypatch.setattr("manyheads.recovery.examples.six_stages.refine_sum", singular)
     with pytest.raises(NoFit, match="no solution"):
         learn_in_six_stages(labelled(rng, planted_layer(rng, 4, 2)), settings=QUICK, rng=rng)

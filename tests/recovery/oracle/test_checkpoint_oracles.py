@@ -9,7 +9,7 @@ from manyheads.models.refusals import NotExtractable
 from manyheads.recovery import ExtractionOptions, evaluate_layer, extract_layer
 from manyheads.recovery.oracle.checkpoint_layers import true_layer
 from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
-from manyheads.recovery.result.summaries import summarize_recovery
+from manyheads.recovery.result.reports import summarize_recovery
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

@@ -6,7 +6,7 @@ import pytest
 from manyheads.errors import UsageError
 from manyheads.recovery.planted.diagnostics import assumptions
 from manyheads.recovery.planted.task import planted_layer
-from manyheads.recovery.planted.weakened import WEAKENINGS, weakened_layer
+from manyheads.recovery.planted.violations import WEAKENINGS, weakened_layer
 
 ENDS = {
     "coherence": 1.0,

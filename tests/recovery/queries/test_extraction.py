@@ -12,7 +12,7 @@ import pytest
 import manyheads as mh
 from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, compare_layers, evaluate_layer, extract_layer, gpt_layer
-from manyheads.recovery.oracle.layer_oracle import LayerOracle
+from manyheads.recovery.oracle.answers import LayerOracle
 from manyheads.recovery.oracle.noise_estimate import oracle_noise
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.oracle.query_cache import QueryCache
@@ -117,7 +117,7 @@ def test_it_tries_again_and_says_so(layer, function, monkeypatch, outcomes, runs
     [
         ("subspaces", "subspaces.method.read_sums"),
         ("bounded", "bounded.method.assemble_layer"),
-        ("sphere", "sphere.method.read_normalized_sums"),
+        ("sphere", "subspaces.method.read_normalized_sums"),
         ("rotary", "rotary.method.find_counted_heads"),
     ],
 )

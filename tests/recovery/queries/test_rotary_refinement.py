@@ -5,11 +5,11 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, extract_layer
+from manyheads.recovery.fit.rotary_tangent import RotaryTangent, RotaryWeights
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.refinement import fitted_weights, refine_layer, refinement_work
-from manyheads.recovery.queries.rotary.tangent import RotaryTangent, RotaryWeights
 from manyheads.studies.recovery.noisy_extraction import Server, build_layer, least_calls
 
 

@@ -18,9 +18,8 @@ from manyheads.recovery.layers.description import (
 from manyheads.recovery.layers.panels import layer_panels
 from manyheads.recovery.oracle.oracle import Counts
 from manyheads.recovery.result.certificates import Certificate
-from manyheads.recovery.result.pictures import recovery_section
+from manyheads.recovery.result.reports import recovery_section, summarize_recovery
 from manyheads.recovery.result.results import Extracted, Stage
-from manyheads.recovery.result.summaries import summarize_recovery
 
 
 def recovered(layer, error=1e-20):

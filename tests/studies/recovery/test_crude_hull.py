@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.recovery.examples.stages.hull import HullSettings, find_hull
+from manyheads.recovery.examples.stages.hull import HullSettings, find_hull, measure_span_error, span_of
 from manyheads.recovery.examples.stages.shards import open_shards
-from manyheads.recovery.examples.stages.span import measure_span_error, span_of
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
 from manyheads.studies.recovery.steps.crude_hull import CrudeHull

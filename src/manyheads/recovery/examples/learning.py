@@ -34,8 +34,7 @@ from manyheads.recovery.examples.holdout import (
     error_of_noise,
     note_undetermined,
 )
-from manyheads.recovery.examples.six_stages import learn_in_six_stages
-from manyheads.recovery.examples.stages.settings import LITERAL, StageSettings
+from manyheads.recovery.examples.six_stages import LITERAL, StageSettings, learn_in_six_stages
 from manyheads.recovery.examples.stages.shards import list_shards, load_shard, open_shards
 from manyheads.recovery.examples.student import ENOUGH, Fit, StudentSettings, fit_student, free_numbers
 from manyheads.recovery.fit.gauss_newton import as_examples

@@ -10,7 +10,7 @@ noise it ends at the parametric rate, (number of parameters) sigma^2 / (numbers 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,7 @@ from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery._types import Array
+from manyheads.recovery.fit.rotary_tangent import RotaryTangent
 from manyheads.recovery.fit.variable_projection import PLAIN, Examples, Form, Tangent, stack_theta
 from manyheads.recovery.refusals import check_positive
 
@@ -129,39 +130,11 @@ def check_range(name: str, values: Array) -> None:
         raise UsageError(f"{name} holds numbers up to {largest:.2g}: scale it to between {1 / LARGE:g} and {LARGE:g}")
 
 
-class Linearized(Protocol):
-    """Point of a least-squares problem: `Tangent` of a layer without positions, or `RotaryTangent`."""
-
-    @property
-    def examples(self) -> Examples:
-        """What is fitted."""
-
-    @property
-    def residual(self) -> Array:
-        """Labels less answers."""
-
-    @property
-    def loss(self) -> float:
-        """Squared residual relative to the variance of the labels."""
-
-    @property
-    def layer(self) -> Any:
-        """The layer at this point."""
-
-    def move(self, change: Array) -> Any:
-        """Return the same at changed weights."""
-
-    def forward(self, change: Array) -> Array:
-        """Return the first-order change of the answers."""
-
-    def vjp(self, rows: Array, /) -> Array:
-        """Return J^T rows."""
-
-    def whiten(self, gradient: Array) -> Array:
-        """Apply the inverse of the metric to a gradient."""
+# A point of a least-squares problem: a layer without positions, or a rotary one
+Point = Tangent | RotaryTangent
 
 
-def descend(here: Linearized, settings: GaussNewtonSettings) -> GaussNewtonFit:
+def descend(here: Point, settings: GaussNewtonSettings) -> GaussNewtonFit:
     """Take damped Gauss-Newton steps from a start."""
     damping, products, errors = settings.damping, 0, [here.loss]
     accuracy, before = 0.1, np.inf
@@ -195,9 +168,7 @@ def descend(here: Linearized, settings: GaussNewtonSettings) -> GaussNewtonFit:
             break
 
 
-def solve_damped(
-    here: Linearized, gradient: Array, damping: float, accuracy: float, limit: int
-) -> tuple[Array, float, int]:
+def solve_damped(here: Point, gradient: Array, damping: float, accuracy: float, limit: int) -> tuple[Array, float, int]:
     """Minimize ||r - J p||^2 + damping p.M p over p by conjugate gradients on the least-squares form.
 
     Preconditioned by the metric M, of which only the inverse is ever applied.

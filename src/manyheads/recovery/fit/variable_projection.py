@@ -99,7 +99,7 @@ class Examples:
     @cached_property
     def token_gram(self) -> tuple[Array, bool]:
         """Cholesky factor of the sum of x_r x_r^T over rows: one side of the metric."""
-        return _factor(self.queries.T @ self.queries, FLOOR)
+        return factor_gram(self.queries.T @ self.queries, FLOOR)
 
     def weigh(self, rows: Array) -> Array:
         """Multiply rows (n k, ...) by the square roots of their weights."""
@@ -133,7 +133,7 @@ class Tangent:
     def at(cls, examples: Examples, theta: Array) -> Tangent:
         """Read with these attention matrices and solve for the projections."""
         pattern, readings = read(examples, theta)
-        factor = _factor(readings.T @ readings, RIDGE)
+        factor = factor_gram(readings.T @ readings, RIDGE)
         projection = scipy.linalg.cho_solve(factor, readings.T @ examples.labels)
         residual = examples.labels - readings @ projection
         projection += scipy.linalg.cho_solve(factor, readings.T @ residual)  # what the squared condition had cost
@@ -164,33 +164,29 @@ class Tangent:
 
     def jvp(self, change: Array) -> Array:
         """Return J dTheta at fixed projections, (n k, d)."""
-        x, heads, stack = self.examples.x, len(self.theta), self._stack
-        n, length, dim = x.shape
+        n, length, dim = self.examples.x.shape
         moved = np.empty((n * length, dim))
-        across = np.moveaxis(change, 0, 1).reshape(change.shape[1], heads * dim)
+        across = np.moveaxis(change, 0, 1).reshape(change.shape[1], len(self.theta) * dim)
         for part, rows in self._parts:
-            keys, seen = x[part], len(x[part])
-            asked = (self.examples.queries[rows] @ across).reshape(seen, length * heads, dim)
-            logits = np.matmul(asked, keys.transpose(0, 2, 1)).reshape(seen, length, heads, length)
-            through = softmax_derivative(self.pattern[part], logits)
-            read_ = np.matmul(through.reshape(seen, length * heads, length), keys)
-            moved[rows] = read_.reshape(-1, heads * dim) @ stack
+            moved[rows] = self._pass(part, self.examples.queries[rows] @ across) @ self._stack
         return self.examples.weigh(moved)
 
     def vjp(self, rows_: Array) -> Array:
         """Return J^T rows at fixed projections, of theta's shape."""
-        x, heads, stack = self.examples.x, len(self.theta), self._stack
-        _, length, dim = x.shape
+        heads, dim = len(self.theta), self.examples.dim
         gathered = np.zeros((self.theta.shape[1], heads * dim))
         weighed = self.examples.weigh(rows_)
         for part, rows in self._parts:
-            keys, seen = x[part], len(x[part])
-            back = (weighed[rows] @ stack.T).reshape(seen, length * heads, dim)
-            weights = np.matmul(back, keys.transpose(0, 2, 1)).reshape(seen, length, heads, length)
-            through = softmax_derivative(self.pattern[part], weights)
-            read_ = np.matmul(through.reshape(seen, length * heads, length), keys)
-            gathered += self.examples.queries[rows].T @ read_.reshape(-1, heads * dim)
+            gathered += self.examples.queries[rows].T @ self._pass(part, weighed[rows] @ self._stack.T)
         return np.moveaxis(gathered.reshape(-1, heads, dim), 1, 0).copy()
+
+    def _pass(self, part: slice, rows: Array) -> Array:
+        """Multiply rows (r, m d) of some sequences by their tokens, by D_r, and by their tokens again."""
+        keys, heads = self.examples.x[part], len(self.theta)
+        seen, length, dim = keys.shape
+        asked = np.matmul(rows.reshape(seen, length * heads, dim), keys.transpose(0, 2, 1))
+        through = softmax_derivative(self.pattern[part], asked.reshape(seen, length, heads, length))
+        return np.matmul(through.reshape(seen, length * heads, length), keys).reshape(-1, heads * dim)
 
     def whiten(self, gradient: Array) -> Array:
         """Apply the inverse of the metric to a gradient, of theta's shape."""
@@ -217,7 +213,7 @@ class Tangent:
             for head in range(heads):
                 sums[head] += keys.reshape(-1, dim).T @ read_[:, head].reshape(-1, dim)
         smallest = 1e-12 * max(np.trace(side) for side in sums) / dim + np.finfo(float).tiny
-        return [_factor(side + smallest * np.eye(dim), FLOOR) for side in sums]
+        return [factor_gram(side + smallest * np.eye(dim), FLOOR) for side in sums]
 
     @cached_property
     def _stack(self) -> Array:
@@ -274,7 +270,7 @@ def softmax_derivative(pattern: Array, change: Array) -> Array:
     return weighed - pattern * weighed.sum(-1, keepdims=True)
 
 
-def _factor(gram: Array, share: float) -> tuple[Array, bool]:
+def factor_gram(gram: Array, share: float) -> tuple[Array, bool]:
     """Factor a Gram matrix with a ridge of `share` of its mean diagonal, raised until it is positive definite."""
     mean = float(np.trace(gram)) / len(gram)
     while share < 1:

@@ -44,9 +44,7 @@ def say_ranks(ranks: Iterable[int]) -> str:
 
 def at_offset_one(layer: AttentionLayer | RotaryLayer) -> AttentionLayer:
     """Return a layer with merged weights: itself, or what a layer with rotary positions does one token back."""
-    if not isinstance(layer, RotaryLayer):
-        return layer
-    return layer.at_offset(1)
+    return layer.at_offset(1) if isinstance(layer, RotaryLayer) else layer
 
 
 def rank_tolerance(error: float) -> float:

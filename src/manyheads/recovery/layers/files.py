@@ -137,7 +137,7 @@ def is_layer_file(path: Path | str) -> bool:
 
 def _arrays(layer: SavedLayer) -> Iterator[tuple[str, Any]]:
     """Yield the arrays of a layer by name, without those that are None."""
-    own = ("forms", "projection", "bias") if isinstance(layer, RotaryLayer) else tuple(_shapes(1, 1))
+    own = ["projection", "bias", *(["forms"] if isinstance(layer, RotaryLayer) else ["theta", "key_bias"])]
     yield from ((name, getattr(layer, name)) for name in own if getattr(layer, name) is not None)
     if isinstance(layer, ScoreLayer):
         for name in (*ScoreLayer.shapes(1, 1), *SCALARS):
@@ -148,32 +148,23 @@ def _arrays(layer: SavedLayer) -> Iterator[tuple[str, Any]]:
             yield from ((f"{part}.{head}", array) for head, array in enumerate(getattr(layer.turns, part)))
 
 
-def _shapes(heads: int, dim: int) -> dict[str, tuple[int, ...]]:
-    square = (heads, dim, dim)
-    return {"theta": square, "projection": square, "key_bias": (heads, dim), "bias": (dim,)}
-
-
-def _turn_shapes(file: TensorFile, heads: int, dim: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that the tensors of a layer with rotary positions have; ranks are the file's own."""
-    forms = file.entries["forms"].shape if "forms" in file.entries else ()
-    expected: dict[str, tuple[int, ...]] = {"forms": (*forms[:1], heads, dim + 1, dim + 1)}
-    expected |= {"projection": (heads, dim, dim), "bias": (dim,)}
-    if any(name.startswith("turn.") for name in file.names):
-        for head in range(heads):
-            shape = file.entries[f"turn.{head}"].shape if f"turn.{head}" in file.entries else ()
-            rank = shape[0] if shape else 0
-            kinds = ((dim + 1, rank), (rank, rank), (rank, dim + 1), (rank,))
-            expected |= {f"{part}.{head}": kind for part, kind in zip(TURNS, kinds, strict=True)}
-    return expected
-
-
-def _score_shapes(file: TensorFile, heads: int, dim: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that the tensors of a layer with other scores have; how many terms there are is its own."""
-    terms = file.entries["position_bias"].shape[1:2] if "position_bias" in file.entries else ()
-    expected = dict.fromkeys(SCALARS, (1,)) | _turn_shapes(file, heads, dim)
+def _expected_shapes(file: TensorFile, kind: str, heads: int, dim: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that the tensors of a layer have; offsets, ranks and terms are as many as the file has."""
+    square: tuple[int, ...] = (heads, dim, dim)
+    if kind == PLAIN:
+        return {"theta": square, "projection": square, "key_bias": (heads, dim), "bias": (dim,)}
+    own = {name: entry.shape for name, entry in file.entries.items()}
+    expected = {"forms": (*own.get("forms", ())[:1], heads, dim + 1, dim + 1), "projection": square, "bias": (dim,)}
+    for head in range(heads) if any(name.startswith("turn.") for name in own) else ():
+        rank = (*own.get(f"turn.{head}", ()), 0)[0]
+        kinds = ((dim + 1, rank), (rank, rank), (rank, dim + 1), (rank,))
+        expected |= {f"{part}.{head}": shape for part, shape in zip(TURNS, kinds, strict=True)}
+    if kind == TURNED:
+        return expected
+    terms = own.get("position_bias", ())[1:2]
     for name, shape in ScoreLayer.shapes(heads, dim).items():
         expected[name] = tuple(size for size in shape if size is not None) + (terms if None in shape else ())
-    return expected
+    return dict.fromkeys(SCALARS, (1,)) | expected
 
 
 def _check(file: TensorFile) -> None:
@@ -191,8 +182,7 @@ def _check(file: TensorFile) -> None:
     if len(shape) != 3 or shape[1] != shape[2] or 0 in shape:
         refuse(f"projection has shape {shape}, not (m, d, d)")
     heads, dim, _ = shape
-    shapes = _turn_shapes if kind == TURNED else _score_shapes
-    expected = _shapes(heads, dim) if kind == PLAIN else shapes(file, heads, dim)
+    expected = _expected_shapes(file, str(kind), heads, dim)
     needed = set(expected) - {"key_bias", "bias", *SCALARS, *ScoreLayer.shapes(1, 1)}
     if not needed <= set(file.names) <= set(expected):
         refuse(f"it holds the tensors {', '.join(name[:40] for name in file.names[:8])}")

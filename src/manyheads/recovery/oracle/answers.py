@@ -1,6 +1,7 @@
-"""Answers of a user's function: called on a copy, and checked for shape, type and finite numbers."""
+"""A user's function: what an extraction has to be told about it, and its answers, checked."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,29 @@ from manyheads._arrays import COMPLEX, as_native
 from manyheads.recovery.refusals import OracleError
 
 LONG = 32  # tokens of a sequence beyond which a function may have refused its length
+
+
+@dataclass(frozen=True)
+class LayerOracle:
+    """A function of sequences (n, k, d) -> (n, k, d), and what an extraction has to be told about it."""
+
+    function: Callable[[Any], Any] = field(repr=False)
+    dim: int  # of a token
+    # Properties of the function, as in `ExtractionOptions`; None where they are not known
+    causal: bool | None = None
+    residual: bool = False
+    normalized: bool | None = None
+    rotary: bool = False
+    scores: bool = False
+    mlp: bool = False
+    dtype: str = "float64"  # in which the tokens are handed over
+    about: str = "a function"  # what it is, in words
+    # A model in its own floating-point type, and that type, if a copy in another one is asked
+    itself: tuple[Callable[[Any], Any], str] | None = field(default=None, repr=False)
+
+    def __call__(self, x: Any) -> Any:
+        """Answer sequences (n, k, d)."""
+        return self.function(x)
 
 
 def ask_function(

@@ -33,7 +33,7 @@ from manyheads.models.torch.extractable_attention import (
     native_function,
     rotary_frequencies,
 )
-from manyheads.recovery.oracle.layer_oracle import LayerOracle
+from manyheads.recovery.oracle.answers import LayerOracle
 
 Through = Literal["attention", "block", "block-with-mlp"]
 Floats = Literal["float64", "float32"]
@@ -48,26 +48,9 @@ def checkpoint_oracle(
     """Make an oracle of one layer of a checkpoint folder, or of a model of transformers.
 
     Of a folder the class of transformers is built from the folder's own configuration, with its weights as stored;
-    nothing is fetched and no code of the folder is run. A model in memory stays as it is: the sub-module is copied.
-    In float64 the weights are widened, not changed.
-
-    Parameters
-    ----------
-    model
-        A folder with `config.json` and safetensors, or a `transformers.PreTrainedModel`.
-    layer
-        Which layer, from 0.
-    through
-        What is asked: the attention sub-module, x + attn(norm(x)), or the whole block with its MLP.
-    dtype
-        In what it computes.
-    follow_links
-        Whether files may be symbolic links, as in a Hugging Face cache.
-
-    Returns
-    -------
-    LayerOracle
-        Its attributes say what extraction has to know.
+    nothing is fetched and no code of the folder is run; `follow_links` takes files that are symbolic links, as in a
+    Hugging Face cache. A model in memory (`transformers.PreTrainedModel`) stays as it is: the sub-module is copied. In
+    float64 the weights are widened, not changed. Layers count from 0.
 
     Raises
     ------

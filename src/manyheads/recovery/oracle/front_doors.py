@@ -17,8 +17,8 @@ from manyheads.recovery.layers.evaluation import apply_layer
 from manyheads.recovery.layers.files import is_layer_file, load_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
+from manyheads.recovery.oracle.answers import LayerOracle
 from manyheads.recovery.oracle.checkpoint_oracles import Floats, Through, attention_module_oracle, checkpoint_oracle
-from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
 # Attributes by which a function states its properties
 STATED = ("causal", "residual", "normalized", "rotary", "scores", "mlp", "dtype")
@@ -38,7 +38,9 @@ def open_oracle(
     else:
         if not callable(given) or isinstance(given, type):
             remedy = "a function (n, k, d) -> (n, k, d), a module of PyTorch, a model with layer=, or a saved layer"
-            raise UsageError(f"the oracle is {_name_of(given)}: give {remedy}")
+            named = isinstance(given, type)
+            what = f"the class {given.__name__}, not an object of it" if named else f"a {type(given).__name__}"
+            raise UsageError(f"the oracle is {what}: give {remedy}")
         if layer is not None:
             raise UsageError(f"layer = {layer}: of models only; a function is one layer, leave it out")
         found = _of_function(given, dim)
@@ -47,11 +49,6 @@ def open_oracle(
     if dim is not None and dim != found.dim:
         raise UsageError(f"dim = {dim}, and {found.about} takes tokens of dimension {found.dim}: leave dim out")
     return found
-
-
-def _name_of(given: Any) -> str:
-    named = f"a {type(given).__name__}"
-    return f"the class {given.__name__}, not an object of it" if isinstance(given, type) else named
 
 
 def _of_function(given: Callable[[Any], Any], dim: int | None) -> LayerOracle:

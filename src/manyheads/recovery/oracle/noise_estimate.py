@@ -55,17 +55,9 @@ class OracleNoise:
 def oracle_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False, sinks: bool = False) -> OracleNoise:
     """Measure the noise of an oracle, and whether it is causal, normalized or positional.
 
-    Parameters
-    ----------
-    oracle
-        Asked about 29 sequences of one and three tokens (more below dimension 64), in the stage "noise".
-    rng
-        Draws the tokens.
-    stochastic
-        Accept an oracle that answers the same question differently each time.
-    sinks
-        Accept answers to one token that are not affine but smooth, as those of layers with learned sinks: noise is
-        rounding and what repetition shows then.
+    It is asked about 29 sequences of one and three tokens (more below dimension 64), in the stage "noise". `stochastic`
+    accepts an oracle that answers the same question differently each time; `sinks` accepts answers to one token that
+    are not affine but smooth, as those of layers with learned sinks: noise is rounding and what repetition shows then.
 
     Raises
     ------

@@ -93,17 +93,9 @@ class OracleSettings:
 class Oracle:
     """A function (n, k, d) -> (n, k, d) that is asked in batches within its limits, checked, counted, and remembered.
 
-    Parameters
-    ----------
-    function
-        Takes sequences (n, k, d) as a NumPy array, which it may overwrite, and returns answers of the same shape:
-        NumPy, JAX, or a tensor of PyTorch, of any real floating-point dtype.
-    dim
-        Token dimension d.
-    settings
-        How it is asked.
-    store
-        Folder of the query cache, so that an interrupted extraction asks nothing twice; None for no cache.
+    The function takes sequences as a NumPy array, which it may overwrite, and returns answers of the same shape: NumPy,
+    JAX, or a tensor of PyTorch, of any real floating-point dtype. `store` is the folder of the query cache, so that an
+    interrupted extraction asks nothing twice; None for no cache.
 
     Raises
     ------
@@ -370,21 +362,17 @@ class Oracle:
 
 
 class Behind(Oracle):
-    """An oracle that asks another one, which counts."""
+    """An oracle that asks another one, which counts; `answer` replies to sequences (n, k, d) by what that one says."""
 
-    def __init__(self, behind: Oracle, **settings: Any):
+    def __init__(self, behind: Oracle, answer: Callable[[Array, Read], Array] | None = None, **settings: Any):
         super().__init__(behind.function, behind.dim, replace(behind.settings, **settings))
-        self.behind, self.answer_dtype = behind, behind.answer_dtype
+        self.behind, self.answer, self.answer_dtype = behind, answer or behind, behind.answer_dtype
 
     def __call__(self, x: Array, read: Read = "last") -> Array:
         """Ask about sequences (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
         if read != "last" and self.limits.last_row:
             return np.stack([self(part) for part in self._prefixes(x, read)], axis=1)
         return self.answer(x, read)
-
-    def answer(self, x: Array, read: Read) -> Array:
-        """Answer sequences by what the oracle behind says of them."""
-        return self.behind(x, read)
 
     @property
     def counts(self) -> Mapping[str, Counts]:

@@ -54,6 +54,11 @@ class Diagnostic:
         """Whether the figure lies in the range; NaN does not."""
         return self.low <= self.value <= self.high
 
+    @property
+    def range(self) -> str:
+        """The bound of the range, in signs."""
+        return f">= {self.low:g}" if self.high == math.inf else f"<= {self.high:g}"
+
 
 @dataclass(frozen=True, repr=False)
 class Assumptions(Shown):
@@ -105,7 +110,7 @@ class Assumptions(Shown):
 
     def __str__(self) -> str:
         rows = [("assumption", "value", "healthy", "")]
-        rows += [(one.name, f"{one.value:.3g}", _range(one), "" if one.healthy else one.breaks) for one in self]
+        rows += [(one.name, f"{one.value:.3g}", one.range, "" if one.healthy else one.breaks) for one in self]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = (f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {note}" for a, b, c, note in rows)
         return "\n".join(line.rstrip() for line in lines)
@@ -164,13 +169,8 @@ def assumptions(layer: AttentionLayer, inputs: Inputs = "boolean") -> Assumption
     theta, projection, beta, _ = dense_weights(layer)
     if not all(np.all(np.isfinite(weights)) for weights in (theta, projection, beta)):
         raise UsageError("the layer holds NaN or infinite weights: there is nothing to diagnose")
-    found = [*_geometry(theta, projection, inputs), *_sums(projection), *_logits(theta, beta)]
-    if inputs == "boolean":
-        distance = min(lattice_distance(one) for one in theta)
-        found.append(
-            Diagnostic("distance from lattices", distance, 0.2, math.inf, "Boolean logits take few values: uniqueness")
-        )
-    return Assumptions(tuple(found), inputs)
+    rows = _rows(theta, projection, beta, inputs)
+    return Assumptions(tuple(Diagnostic(*row) for row in rows), inputs)
 
 
 @takes_arrays
@@ -202,44 +202,40 @@ def lattice_distance(matrix: Array) -> float:
     return best
 
 
-def _geometry(theta: Array, projection: Array, inputs: Inputs) -> Iterator[Diagnostic]:
+def _rows(
+    theta: Array, projection: Array, beta: Array, inputs: Inputs
+) -> Iterator[tuple[str, float, float, float, str]]:
+    """Yield name, value, range and what breaks outside of every diagnostic."""
     norms, diagonals = _norms(theta), np.diagonal(theta, axis1=1, axis2=2)  # (m,), (m, d)
-    columns = np.sum(theta**2, axis=1)  # (m, d)
-    squares = np.where(norms > 0, norms**2, 1.0)
-    infinite, least = math.inf, 1.5 if inputs == "boolean" else 0.0
-    separate = "two heads cannot be told apart: the six stages"
-    yield Diagnostic("coherence of attention", _coherence(theta), 0.0, 0.99, separate)
+    squares, infinite = np.where(norms > 0, norms**2, 1.0), math.inf
+    lost, weak = "the six stages: the sum of projections says nothing", "the weak head drowns: the six stages"
+    yield "coherence of attention", _coherence(theta), 0.0, 0.99, "two heads cannot be told apart: the six stages"
     together = "values that depend on each other: extraction by pairs of tokens"
-    yield Diagnostic("coherence of projections", _coherence(projection), 0.0, 0.99, together)
-    ranks = "rank one: Boolean logits take few values"
-    yield Diagnostic("stable rank of attention", _least_rank(theta), least, infinite, ranks)
-    yield Diagnostic("stable rank of projections", _least_rank(projection), least, infinite, "heads read one direction")
+    yield "coherence of projections", _coherence(projection), 0.0, 0.99, together
+    least, ranks = 1.5 if inputs == "boolean" else 0.0, "rank one: Boolean logits take few values"
+    yield "stable rank of attention", _least_rank(theta), least, infinite, ranks
+    yield "stable rank of projections", _least_rank(projection), least, infinite, "heads read one direction"
     share = float(np.max(np.sum(diagonals**2, axis=1) / squares))
-    yield Diagnostic("diagonal share", share, 0.0, 0.5, "tokens that attend to themselves: the six stages")
+    yield "diagonal share", share, 0.0, 0.5, "tokens that attend to themselves: the six stages"
     trace = float(np.max(np.sum(diagonals, axis=1) ** 2 / squares))
-    yield Diagnostic("trace share", trace, 0.0, 4.0, "tokens that attend to themselves, or never: the crude sum")
-    column = float(np.max(columns.max(axis=1) / squares))
-    yield Diagnostic("column share", column, 0.0, 0.9, "one coordinate decides where a head looks")
-    weak = "the weak head drowns: the six stages"
-    yield Diagnostic("ratio of attention norms", _ratio(norms), 1.0, 8.0, weak)
-    yield Diagnostic("ratio of projection norms", _ratio(_norms(projection)), 1.0, 8.0, weak)
-
-
-def _sums(projection: Array) -> Iterator[Diagnostic]:
+    yield "trace share", trace, 0.0, 4.0, "tokens that attend to themselves, or never: the crude sum"
+    column = float(np.max(np.sum(theta**2, axis=1).max(axis=1) / squares))
+    yield "column share", column, 0.0, 0.9, "one coordinate decides where a head looks"
+    yield "ratio of attention norms", _ratio(norms), 1.0, 8.0, weak
+    yield "ratio of projection norms", _ratio(_norms(projection)), 1.0, 8.0, weak
     flat = projection.reshape(len(projection), -1)
     gram = flat @ flat.T  # (m, m)
     total = float(np.trace(gram))
     effective = math.sqrt(max(0.0, float(np.sum(gram))) / total) if total > 0 else 0.0
-    lost = "the six stages: the sum of projections says nothing"
-    yield Diagnostic("effective sum", effective, 0.2, math.inf, lost)
+    yield "effective sum", effective, 0.2, infinite, lost
     ambiguous = "two tokens do not determine the heads: any learner at length 2"
-    yield Diagnostic("least subset sum", _least_subset(gram), 0.2, math.inf, ambiguous)
-
-
-def _logits(theta: Array, beta: Array) -> Iterator[Diagnostic]:
+    yield "least subset sum", _least_subset(gram), 0.2, infinite, ambiguous
     deviations = np.sqrt(np.sum(theta**2, axis=(1, 2)) + np.sum(beta**2, axis=1))
-    yield Diagnostic("smallest logits", float(deviations.min()), 0.4, math.inf, "a flat head is a linear map: accuracy")
-    yield Diagnostic("largest logits", float(deviations.max()), 0.0, 10.0, "a saturated head has no gradient: training")
+    yield "smallest logits", float(deviations.min()), 0.4, infinite, "a flat head is a linear map: accuracy"
+    yield "largest logits", float(deviations.max()), 0.0, 10.0, "a saturated head has no gradient: training"
+    if inputs == "boolean":
+        distance = min(lattice_distance(one) for one in theta)
+        yield "distance from lattices", distance, 0.2, infinite, "Boolean logits take few values: uniqueness"
 
 
 def _norms(matrices: Array) -> Array:
@@ -272,9 +268,3 @@ def _least_subset(gram: Array) -> float:
     sets = (np.arange(1, 2**heads)[:, None] >> np.arange(heads) & 1).astype(np.float64)  # (sets, m)
     ratios = np.einsum("si,si->s", sets @ gram, sets) / (sets @ squares)
     return math.sqrt(max(0.0, float(ratios.min())))
-
-
-def _range(one: Diagnostic) -> str:
-    if one.high == math.inf:
-        return f">= {one.low:g}"
-    return f"<= {one.high:g}"

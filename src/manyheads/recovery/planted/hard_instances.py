@@ -167,19 +167,10 @@ def wave_layer(
     :math:`x_{10} \sum_i (-1)^i \tanh(c (v - t_i)/2)` with :math:`v = x_{10}\, u`: within 1.3e-5 m of 0 or 2, changing
     every q/2, as long as :math:`|v| \le m q / 4`, and constant outside.
 
-    Parameters
-    ----------
-    dim
-        d > |S|.
-    heads
-        m: even, so that the projections sum to zero and the wave ends on both sides at the same height, and large
-        enough that the teeth reach two standard deviations of v: :math:`m q / 4 \ge 2 \sqrt{2 |S|}`.
-    hidden
-        S, coordinates among 1..d-1.
-    period
-        q, a multiple of 4. At q = 4 the wave is the parity of the 2\|S\| signs.
-    slope
-        c, at least 12.
+    m = `heads` is even, so that the projections sum to zero and the wave ends on both sides at the same height, and
+    large enough that the teeth reach two standard deviations of v: :math:`m q / 4 \ge 2 \sqrt{2 |S|}`. S = `hidden`
+    has coordinates among 1..d-1, q = `period` is a multiple of 4 (at q = 4 the wave is the parity of the 2\|S\| signs),
+    and c = `slope` is at least 12.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Violated assumptions: planted layers that each break one assumption of the proofs."""
+"""Violated assumptions: planted layers that break one assumption of the proofs, at once or by degrees."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,11 +8,13 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery._types import Generator
+from manyheads.recovery._types import Array, Generator
+from manyheads.recovery.layers.evaluation import dense_weights
 from manyheads.recovery.planted.hard_instances import parity_layer
 from manyheads.recovery.planted.task import Inputs, gpt_layer, normal_matrix, planted_layer
 
 Recipe = Callable[[Generator, int, int], AttentionLayer]
+Weights = tuple[Array, Array]  # Theta and W (m, d, d)
 SCALE = 2.0  # Frobenius norm of the attention matrices before they are deformed
 
 
@@ -55,52 +57,40 @@ def deformed_layer(rng: Generator, name: str, dim: int, heads: int) -> Attention
     return DEFORMATIONS[name].build(rng, dim, heads)
 
 
-def _benign_layer(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-    return planted_layer(rng, dim, heads, scale=SCALE)
+def _change(change: Callable[[Array, Array], Weights]) -> Recipe:
+    """Return what draws a planted layer and changes its weights."""
+
+    def build(rng: Generator, dim: int, heads: int) -> AttentionLayer:
+        layer = planted_layer(rng, dim, heads, scale=SCALE)
+        return AttentionLayer(*change(layer.theta, layer.projection))
+
+    return build
 
 
 def _close_heads(cosine: float) -> Recipe:
-    def build(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-        layer = _benign_layer(rng, dim, heads)
-        first, last = layer.theta[0], layer.theta[-1]
+    def change(theta: Array, projection: Array) -> Weights:
+        first, last = theta[0], theta[-1]
         across = last - np.sum(last * first) / SCALE**2 * first  # orthogonal to the first, so that the cosine is exact
         across *= SCALE / np.linalg.norm(across)
-        theta = layer.theta.copy()
-        theta[-1] = cosine * first + (1 - cosine**2) ** 0.5 * across
-        return AttentionLayer(theta, layer.projection)
+        mixed = cosine * first + (1 - cosine**2) ** 0.5 * across
+        return np.concatenate([theta[:-1], mixed[None]]), projection
 
-    return build
-
-
-def _scale(theta: float = 1.0, projection: float = 1.0, everywhere: bool = False) -> Recipe:
-    def build(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-        layer = _benign_layer(rng, dim, heads)
-        chosen = np.full(heads, everywhere) | (np.arange(heads) == heads - 1)
-        factors = np.where(chosen, theta, 1.0)[:, None, None], np.where(chosen, projection, 1.0)[:, None, None]
-        return AttentionLayer(layer.theta * factors[0], layer.projection * factors[1])
-
-    return build
+    return _change(change)
 
 
-def _mixed_projection(others: float, own: float) -> Recipe:
-    def build(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-        layer = _benign_layer(rng, dim, heads)
-        projection = layer.projection.copy()
-        projection[-1] = others * projection[:-1].sum(axis=0) + own * projection[-1]
-        return AttentionLayer(layer.theta, projection)
+def _scale_last(theta: float = 1.0, projection: float = 1.0) -> Recipe:
+    def scale(matrices: Array, factor: float) -> Array:
+        return np.concatenate([matrices[:-1], factor * matrices[-1:]])
 
-    return build
+    return _change(lambda a, w: (scale(a, theta), scale(w, projection)))
 
 
-def _equal_projections(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-    layer = _benign_layer(rng, dim, heads)
-    projection = layer.projection.copy()
-    projection[-1] = projection[0]
-    return AttentionLayer(layer.theta, projection)
+def _mix_projection(others: float, own: float) -> Recipe:
+    def change(theta: Array, projection: Array) -> Weights:
+        mixed = others * projection[:-1].sum(axis=0, keepdims=True) + own * projection[-1:]
+        return theta, np.concatenate([projection[:-1], mixed])
 
-
-def _rank_one(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-    return planted_layer(rng, dim, heads, scale=SCALE, rank=1)
+    return _change(change)
 
 
 def _rank_two(rng: Generator, dim: int, heads: int) -> AttentionLayer:
@@ -108,56 +98,148 @@ def _rank_two(rng: Generator, dim: int, heads: int) -> AttentionLayer:
     return AttentionLayer(theta, np.stack([normal_matrix(rng, dim, dim**0.5, 2) for _ in range(heads)]))
 
 
-def _heavy_diagonal(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-    layer = _benign_layer(rng, dim, heads)
-    signs = (-1.0) ** np.arange(heads)[:, None, None]
-    return AttentionLayer(layer.theta / 2 + 1.5 * signs * np.eye(dim) / dim**0.5, layer.projection)
+def _add_diagonal(theta: Array, projection: Array) -> Weights:
+    dim, signs = theta.shape[1], (-1.0) ** np.arange(len(theta))[:, None, None]
+    return theta / 2 + 1.5 * signs * np.eye(dim) / dim**0.5, projection
 
 
-def _heavy_column(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-    layer = _benign_layer(rng, dim, heads)
-    theta = 0.3 * layer.theta
-    theta[:, :, 0] *= 6
-    return AttentionLayer(theta, layer.projection)
+def _enlarge_column(theta: Array, projection: Array) -> Weights:
+    return 0.3 * theta * np.where(np.arange(theta.shape[2]) == 0, 6.0, 1.0), projection
 
 
-def _lattice(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-    layer = _benign_layer(rng, dim, heads)
-    spacing = SCALE / dim / 2  # half the standard deviation of an entry
-    return AttentionLayer(np.round(layer.theta / spacing) * spacing, layer.projection)
-
-
-def _gpt(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-    return gpt_layer(rng, dim, heads, key_bias=False, bias=False, causal=False)
-
-
-def _parity(rng: Generator, dim: int, heads: int) -> AttentionLayer:
-    return parity_layer(dim, heads, 1 + rng.permutation(dim - 1)[:heads])
+def _round(theta: Array, projection: Array) -> Weights:
+    spacing = SCALE / theta.shape[1] / 2  # half the standard deviation of an entry
+    return np.round(theta / spacing) * spacing, projection
 
 
 # Deformations of a layer, by name
 DEFORMATIONS: Mapping[str, Deformation] = MappingProxyType(
     {
-        "benign": Deformation("nothing", "", _benign_layer),
+        "benign": Deformation("nothing", "", _change(lambda theta, w: (theta, w))),
         "close-heads": Deformation("two attention matrices at cosine .95", "", _close_heads(0.95)),
         "closer-heads": Deformation(
             "two attention matrices at cosine .995", "coherence of attention", _close_heads(0.995)
         ),
-        "weak-attention": Deformation("attention norms 5 : 1", "", _scale(theta=1 / 5)),
-        "weak-projection": Deformation("projection norms 10 : 1", "ratio of projection norms", _scale(projection=0.1)),
-        "cancelling": Deformation("projections that nearly cancel", "effective sum", _mixed_projection(-0.9, 0.1)),
-        "cancelled": Deformation("projections that sum to zero", "effective sum", _mixed_projection(-1.0, 0.0)),
-        "equal-projections": Deformation("two projections are equal", "coherence of projections", _equal_projections),
-        "rank-one": Deformation("attention matrices of rank one", "stable rank of attention", _rank_one),
-        "rank-two": Deformation("all matrices of rank two", "", _rank_two),
-        "heavy-diagonal": Deformation("heavy diagonals of opposite signs", "diagonal share", _heavy_diagonal),
-        "heavy-column": Deformation("one heavy column", "", _heavy_column),
-        "lattice": Deformation("entries on a lattice", "distance from lattices", _lattice),
-        "saturated": Deformation("logits of standard deviation 8", "", _scale(theta=4.0, everywhere=True)),
-        "flat": Deformation(
-            "logits of standard deviation .25", "smallest logits", _scale(theta=1 / 8, everywhere=True)
+        "weak-attention": Deformation("attention norms 5 : 1", "", _scale_last(theta=1 / 5)),
+        "weak-projection": Deformation(
+            "projection norms 10 : 1", "ratio of projection norms", _scale_last(projection=0.1)
         ),
-        "gpt": Deformation("low-rank heads as in GPT, Gaussian tokens", "", _gpt, "gaussian"),
-        "parity": Deformation("a parity layer", "stable rank of attention", _parity),
+        "cancelling": Deformation("projections that nearly cancel", "effective sum", _mix_projection(-0.9, 0.1)),
+        "cancelled": Deformation("projections that sum to zero", "effective sum", _mix_projection(-1.0, 0.0)),
+        "equal-projections": Deformation(
+            "two projections are equal",
+            "coherence of projections",
+            _change(lambda theta, w: (theta, np.concatenate([w[:-1], w[:1]]))),
+        ),
+        "rank-one": Deformation(
+            "attention matrices of rank one",
+            "stable rank of attention",
+            lambda rng, dim, heads: planted_layer(rng, dim, heads, scale=SCALE, rank=1),
+        ),
+        "rank-two": Deformation("all matrices of rank two", "", _rank_two),
+        "heavy-diagonal": Deformation("heavy diagonals of opposite signs", "diagonal share", _change(_add_diagonal)),
+        "heavy-column": Deformation("one heavy column", "", _change(_enlarge_column)),
+        "lattice": Deformation("entries on a lattice", "distance from lattices", _change(_round)),
+        "saturated": Deformation("logits of standard deviation 8", "", _change(lambda theta, w: (4.0 * theta, w))),
+        "flat": Deformation(
+            "logits of standard deviation .25", "smallest logits", _change(lambda theta, w: (theta / 8, w))
+        ),
+        "gpt": Deformation(
+            "low-rank heads as in GPT, Gaussian tokens",
+            "",
+            lambda rng, dim, heads: gpt_layer(rng, dim, heads, key_bias=False, bias=False, causal=False),
+            "gaussian",
+        ),
+        "parity": Deformation(
+            "a parity layer",
+            "stable rank of attention",
+            lambda rng, dim, heads: parity_layer(dim, heads, 1 + rng.permutation(dim - 1)[:heads]),
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Weakening:
+    """One assumption, and how it is given up."""
+
+    title: str  # what is violated at strength one, for tables
+    diagnostic: str  # name of the diagnostic of `manyheads.recovery.assumptions`
+    # of weights (m, d, d) and a strength; the matrices that are scaled again keep their norm
+    change: Callable[[Array, Array, float], Weights]
+
+
+def weakened_layer(layer: AttentionLayer, name: str, strength: float) -> AttentionLayer:
+    r"""Return a layer of two heads with one assumption given up to a strength t from 0, as it is, to 1.
+
+    By name, a key of `WEAKENINGS`; attention matrices are scaled back to their norms unless norms are what is changed:
+
+    * coherence: the cosine of the attention matrices is t;
+    * cancellation: :math:`W_2 = -t W_1 + (1 - t) W_2`;
+    * rank: singular values but the first, times 1 - t;
+    * diagonal: :math:`(1 - t) \Theta_i \pm t \|\Theta_i\|_F I/\sqrt d`, signs alternating;
+    * column: all columns but the first, times 1 - t;
+    * norms: :math:`\Theta_2`, times 1 - t;
+    * lattice: entries moved a share t of the way to one size, with their signs.
+    """
+    if name not in WEAKENINGS:
+        raise UsageError(f"name={name!r}: expected one of {', '.join(WEAKENINGS)}")
+    if layer.heads != 2 or not 0 <= strength <= 1:
+        raise UsageError(f"{layer.heads} heads, strength={strength}: give two heads, and a strength from 0 to 1")
+    return AttentionLayer(*WEAKENINGS[name].change(*dense_weights(layer)[:2], strength))
+
+
+def _rescale(theta: Array, like: Array) -> Array:
+    norms = [np.linalg.norm(one, axis=(1, 2), keepdims=True) for one in (theta, like)]
+    return theta * (norms[1] / norms[0])
+
+
+def _coherence(theta: Array, projection: Array, strength: float) -> Weights:
+    first, last = theta / np.linalg.norm(theta, axis=(1, 2), keepdims=True)
+    across = last - np.vdot(last, first) * first
+    mixed = strength * first + (1 - strength**2) ** 0.5 * across / np.linalg.norm(across)
+    return _rescale(np.stack([first, mixed]), theta), projection
+
+
+def _cancellation(theta: Array, projection: Array, strength: float) -> Weights:
+    return theta, np.stack([projection[0], -strength * projection[0] + (1 - strength) * projection[1]])
+
+
+def _rank(theta: Array, projection: Array, strength: float) -> Weights:
+    left, values, right = np.linalg.svd(theta)
+    values[:, 1:] *= 1 - strength
+    return _rescale((left * values[:, None]) @ right, theta), projection
+
+
+def _diagonal(theta: Array, projection: Array, strength: float) -> Weights:
+    signs = np.array([1.0, -1.0])[:, None, None]
+    identity = np.linalg.norm(theta, axis=(1, 2), keepdims=True) * np.eye(theta.shape[1]) / theta.shape[1] ** 0.5
+    return _rescale((1 - strength) * theta + strength * signs * identity, theta), projection
+
+
+def _column(theta: Array, projection: Array, strength: float) -> Weights:
+    factors = np.where(np.arange(theta.shape[2]) == 0, 1.0, 1 - strength)
+    return _rescale(theta * factors, theta), projection
+
+
+def _norms(theta: Array, projection: Array, strength: float) -> Weights:
+    return theta * np.array([1.0, 1 - strength])[:, None, None], projection
+
+
+def _lattice(theta: Array, projection: Array, strength: float) -> Weights:
+    size = np.linalg.norm(theta, axis=(1, 2), keepdims=True) / theta.shape[1]
+    return _rescale((1 - strength) * theta + strength * np.copysign(size, theta), theta), projection
+
+
+# Weakenings of a layer, by name
+WEAKENINGS: Mapping[str, Weakening] = MappingProxyType(
+    {
+        "coherence": Weakening("equal attention matrices", "coherence of attention", _coherence),
+        "cancellation": Weakening("projections that sum to zero", "effective sum", _cancellation),
+        "rank": Weakening("attention matrices of rank one", "stable rank of attention", _rank),
+        "diagonal": Weakening("diagonal attention matrices", "diagonal share", _diagonal),
+        "column": Weakening("a single column", "column share", _column),
+        "norms": Weakening("an attention matrix of norm zero", "ratio of attention norms", _norms),
+        "lattice": Weakening("entries of one size", "distance from lattices", _lattice),
     }
 )

@@ -17,10 +17,10 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array
+from manyheads.recovery.fit.rotary_tangent import SEEN, RotaryTangent, RotaryWeights
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.description import RANK_TOLERANCE
 from manyheads.recovery.layers.evaluation import dense_weights, softmax
-from manyheads.recovery.queries.rotary.tangent import SEEN, RotaryTangent, RotaryWeights
 
 ENTRIES = 1 << 23  # of a part of a Jacobian
 UNSEEN = 1e-12  # eigenvalue of the information of a direction that changes no answer, relative to the largest
@@ -119,13 +119,11 @@ def _distinct_spaces(matrices: list[Array], tolerance: float) -> tuple[list[Arra
     for matrix in matrices:
         u, sizes, _ = np.linalg.svd(matrix)
         own = u[:, : int((sizes > tolerance * sizes[0]).sum())]
-        same = [g for g, one in enumerate(found) if one.shape == own.shape and _distance(one, own) < 10 * tolerance]
+        same = []
+        for group, one in enumerate(found):
+            if one.shape == own.shape and 0 < own.shape[1] < len(own):  # neither nothing nor all of space
+                sine = np.linalg.norm(own - one @ (one.T @ own), 2)  # of the largest angle
+                same += [group] if sine < 10 * tolerance else []
         groups.append(same[0] if same else len(found))
         found += [] if same else [own]
     return found, groups
-
-
-def _distance(one: Array, two: Array) -> float:
-    """Return the sine of the largest angle between two spaces (d, r)."""
-    full = not one.shape[1] or one.shape[0] == one.shape[1]  # all of space, or nothing
-    return 1.0 if full else float(np.linalg.norm(two - one @ (one.T @ two), 2))

@@ -14,16 +14,16 @@ import numpy as np
 from manyheads._machine import machine_memory
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery._types import Array, ArrayFunction, Generator
+from manyheads.recovery.oracle.answers import LayerOracle
 from manyheads.recovery.oracle.checkpoint_oracles import Through
 from manyheads.recovery.oracle.front_doors import open_oracle
-from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.noise_estimate import OracleNoise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries import methods
 from manyheads.recovery.queries.block.composition import Composition
 from manyheads.recovery.queries.block.method import Block, open_block
 from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
-from manyheads.recovery.queries.vocabulary.noise import vocabulary_noise
+from manyheads.recovery.queries.vocabulary.method import vocabulary_noise
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.result.certificates import OBSERVED, Certificate, certify, oracle_errors
 from manyheads.recovery.result.distributions import Draw, ShortSequences
@@ -252,13 +252,9 @@ class _Extraction:
             unit = f"{certificate.distribution}; relative to what other tokens change in the answers"
             certificate = dataclasses.replace(certificate, distribution=unit)
         accuracies = self._accuracies(found, certificate)
-        counts, notes = dict(self.oracle.counts), note_unresolved(accuracies)
-        recovery = Recovery(
-            found.layer, certificate, found.stages, attempt.method, attempt.reason, counts, self.measured
-        )
-        recovery = dataclasses.replace(
-            recovery, tried=tuple(self.tried), extracted=found, notes=notes, head_accuracy=accuracies
-        )
+        of_method = (found.layer, certificate, found.stages, attempt.method, attempt.reason, dict(self.oracle.counts))
+        of_all = (self.measured, tuple(self.tried), found, note_unresolved(accuracies), accuracies)
+        recovery = Recovery(*of_method, *of_all)
         if not certificate.accepted:
             self.tried.append(f"rejected: relative squared error {certificate.largest_error:.2g} on fresh sequences")
             self.rejected = recovery

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery.fit.rotary_tangent import RotaryWeights
 from manyheads.recovery.layers.description import rank_tolerance
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
 from manyheads.recovery.queries.refinement import LARGEST, LENGTH
-from manyheads.recovery.queries.rotary.tangent import RotaryWeights
 
 if TYPE_CHECKING:
     from manyheads.recovery.result.results import Recovery

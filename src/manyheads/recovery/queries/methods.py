@@ -22,10 +22,8 @@ from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
 from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.queries.scores.normalized import extract_scores_behind_norm
-from manyheads.recovery.queries.sphere.method import extract_on_sphere
-from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
-from manyheads.recovery.queries.vocabulary.method import extract_from_vocabulary
-from manyheads.recovery.queries.vocabulary.noise import check_vocabulary
+from manyheads.recovery.queries.subspaces.method import extract_by_subspaces, extract_on_sphere
+from manyheads.recovery.queries.vocabulary.method import check_vocabulary, extract_from_vocabulary
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
 from manyheads.recovery.result.results import Extracted
 
@@ -134,16 +132,14 @@ def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> 
     if options.limits.vocabulary is not None:
         return "vocabulary", "the server takes the tokens of a vocabulary alone"
     normalized = measured.normalized if options.normalized is None else options.normalized
-    if options.scores and normalized:
-        return "scores-sphere", "the function normalizes its tokens, and its scores are others than rotary ones"
-    if options.scores:
-        return "scores", "the attention scores are said to be others than plain or rotary ones"
-    if options.rotary and normalized:
-        return "rotary-sphere", "the function normalizes its tokens, and turns queries and keys by their positions"
-    if options.rotary:
-        return "rotary", "queries and keys are turned by their positions"
+    kind = "scores" if options.scores else "rotary" if options.rotary else ""
     if normalized:
-        return "sphere", "the function normalizes its tokens"
+        also = {"scores": ", and its scores are others than rotary ones", "": ""}
+        also["rotary"] = ", and turns queries and keys by their positions"
+        return f"{kind}-sphere".strip("-"), f"the function normalizes its tokens{also[kind]}"
+    if kind:
+        said = "the attention scores are said to be others than plain or rotary ones"
+        return kind, said if options.scores else "queries and keys are turned by their positions"
     noise, exact, rounded = distinct_texts(level, EXACT, ROUNDED, digits=1)
     if level <= EXACT:
         return "subspaces", f"the relative noise {noise} is at most {exact}"

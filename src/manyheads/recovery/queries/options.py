@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyheads._constraints import Constraint, check_fields, constrained
-from manyheads.recovery.oracle.layer_oracle import LayerOracle
+from manyheads.recovery.oracle.answers import LayerOracle
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.oracle.oracle import Budget, OracleSettings
 from manyheads.recovery.refusals import check_positive

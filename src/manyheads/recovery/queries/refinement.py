@@ -9,7 +9,7 @@ with sigma the relative noise, if it starts near enough. Whether it did is measu
 refined layer is kept only if it explains those better.
 
 Rotary layers are fitted by what their answers determine: Theta of its rank, which turns from one offset to the next,
-and W of its rank (`manyheads.recovery.queries.rotary.tangent`). P is then the free parameters, the Jacobian's rank.
+and W of its rank (`manyheads.recovery.fit.rotary_tangent`). P is then the free parameters, the Jacobian's rank.
 """
 
 from typing import Any, NamedTuple
@@ -19,12 +19,12 @@ import numpy as np
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Generator
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend, fit_gauss_newton
+from manyheads.recovery.fit.rotary_tangent import NEAR, RotaryTangent, RotaryWeights
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
-from manyheads.recovery.queries.rotary.tangent import NEAR, RotaryTangent, RotaryWeights
 from manyheads.recovery.result.results import StageLog
 
 LENGTH = 4  # tokens of a sequence

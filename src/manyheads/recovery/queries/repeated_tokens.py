@@ -156,26 +156,37 @@ def _heads_at(token: RepeatedToken, offsets: int, cut: float, rng: Generator) ->
     rows, back = np.arange(offsets - 1, length), np.arange(offsets)
     table = moved[:, rows[:, None] - back, rows[:, None]]  # (1, n, t, d)
     table = np.moveaxis(table, 0, 2).reshape(len(rows), offsets, -1)
-    flat = table.reshape(-1, table.shape[2])
-    spectrum, frame = np.linalg.svd(flat, full_matrices=False)[1:]
-    heads = gap_rank(spectrum, cut)
-    FitError.if_below(heads, 1, "moved tokens change no answer: no head reads the tokens")
-    if heads > offsets - 2:
-        return heads
-    small = table @ frame[:heads].T  # (n, t, m)
-    pencil = np.linalg.lstsq(small[-1], small[0], rcond=None)[0]
-    values, vectors = np.linalg.eig(pencil)
-    if np.abs(values.imag).max() > 1e-6 * np.abs(values).max():
-        return None
-    tables = small @ vectors.real  # u(n) b(t), scaled
+    split = split_table(table, 0.0, cut, 0, offsets - 2)
+    if split is None or isinstance(split, int):
+        return split
     weights, worst = [], 0.0
-    for head in range(heads):
-        size, right = np.linalg.svd(tables[:, :, head])[1:]
+    for one in np.moveaxis(split[0], -1, 0):  # u(n) b(t), scaled
+        size, right = np.linalg.svd(one)[1:]
         worst = max(worst, float(size[1] / size[0]))
         weights.append(right[0] * np.sign(right[0].sum()))
     odds = np.array(weights)  # b_i(t), (m, T), each up to a factor
     if (odds <= 0).any():
         return None
     shares = (odds / np.cumsum(odds, axis=1)).T  # (T, m)
-    condition = float(np.linalg.cond(shares) * np.linalg.cond(vectors.real))
+    condition = float(np.linalg.cond(shares) * np.linalg.cond(split[1]))
     return RepeatedHeads(token, shares, condition, worst)
+
+
+def split_table(table: Array, error: float, cut: float, row: int, most: int) -> tuple[Array, Array] | int | None:
+    """Return a table (n, t, ..., d) of moved tokens head by head (n, t, ..., m), by a pencil of a row and the last one.
+
+    Singular values count from the share `cut`, and from the `error` of an entry. Returns the vectors of the pencil too;
+    how many heads there seem to be, where that is more than `most`; None where they do not split.
+    """
+    flat = table.reshape(-1, table.shape[-1])
+    spectrum, frame = np.linalg.svd(flat, full_matrices=False)[1:]
+    heads = gap_rank(spectrum, max(cut, 10 * error * len(flat) ** 0.5 / spectrum[0]))
+    FitError.if_below(heads, 1, "moved tokens change no answer: no head reads the tokens")
+    if heads > most:
+        return heads
+    small = table @ frame[:heads].T
+    one, two = (small[place].reshape(-1, heads) for place in (-1, row))
+    values, vectors = np.linalg.eig(np.linalg.lstsq(one, two, rcond=None)[0])
+    if np.abs(values.imag).max() > 1e-6 * np.abs(values).max():
+        return None
+    return small @ vectors.real, vectors.real

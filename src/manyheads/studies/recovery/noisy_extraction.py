@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.recovery._types import Array
+from manyheads.recovery.fit.rotary_tangent import RotaryWeights
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
@@ -27,7 +28,6 @@ from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.queries.refinement import LENGTH, refine_layer
 from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.random_starts import RotaryShape, fit_from_random_starts
-from manyheads.recovery.queries.rotary.tangent import RotaryWeights
 from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.refusals import FitError, RecoveryRefused
 

@@ -6,10 +6,9 @@ import xarray as xr
 import manyheads.study as st
 from manyheads.recovery.examples.stages.crude_sum import CrudeForm, estimate_crude_sum
 from manyheads.recovery.examples.stages.fit import FitSettings, fit_in_span
-from manyheads.recovery.examples.stages.hull import HullSettings, find_hull
+from manyheads.recovery.examples.stages.hull import HullSettings, count_by_gap, find_hull, measure_span_error, span_of
 from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, refine_sum
 from manyheads.recovery.examples.stages.shards import open_shards
-from manyheads.recovery.examples.stages.span import count_by_gap, measure_span_error, span_of
 from manyheads.recovery.fit.gauss_newton import fit_gauss_newton
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import evaluate_layer, relative_error

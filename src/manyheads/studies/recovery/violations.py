@@ -12,8 +12,7 @@ import numpy as np
 import manyheads.study as st
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array
-from manyheads.recovery.examples.six_stages import learn_in_six_stages
-from manyheads.recovery.examples.stages.settings import StageSettings
+from manyheads.recovery.examples.six_stages import StageSettings, learn_in_six_stages
 from manyheads.recovery.examples.student import StudentSettings, fit_student
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings
 from manyheads.recovery.fit.variable_projection import Examples

@@ -12,8 +12,8 @@ from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, ServerLimits, compare_layers, evaluate_layer
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.block.attention import BlockAttention
 from manyheads.recovery.queries.block.composition import one_token_inverse
+from manyheads.recovery.queries.block.method import attention_oracle
 from manyheads.recovery.queries.block.token_wise import open_token_wise
 from manyheads.recovery.queries.block.value_sum import read_value_sum
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer
@@ -45,7 +45,7 @@ def test_one_token_sequences_leave_the_attention(kind, rng):
     assert norm.epsilon == pytest.approx(block.norm.epsilon, rel=1e-5)
     x = rng.standard_normal((4, 6, DIM))
     expected = evaluate_layer(block.truth, block.norm(token_wise.scale * x))
-    answers = BlockAttention(token_wise, projection, norm)
+    answers = attention_oracle(token_wise, projection, norm)
     np.testing.assert_allclose(answers(x, "all"), expected, atol=1e-8)
     np.testing.assert_allclose(answers(x, (1, 4)), expected[:, [1, 4]], atol=1e-8)
     assert oracle.total.calls == block.calls

@@ -11,7 +11,6 @@ from manyheads.recovery.queries.bounded import method as bounded
 from manyheads.recovery.queries.bounded.method import extract_bounded
 from manyheads.recovery.queries.effort import BOUNDED, Effort
 from manyheads.recovery.queries.nets.sigmoid_network import PairNets
-from manyheads.recovery.queries.nets.warm_start import Match
 from manyheads.recovery.queries.refinement import refine_layer
 from manyheads.recovery.refusals import RecoveryRefused
 
@@ -120,7 +119,7 @@ def test_the_mirror_sees_heads_that_were_exchanged(rng, monkeypatch):
         return nets
 
     def unmatched(found, *reference):
-        return Match(np.arange(len(found.slopes)), 0.0, 0.0)
+        return np.arange(len(found.slopes)), 0.0
 
     monkeypatch.setattr(bounded.Continuation, "refit", exchanging)
     monkeypatch.setattr("manyheads.recovery.queries.nets.warm_start.match_net", unmatched)

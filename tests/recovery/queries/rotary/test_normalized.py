@@ -6,7 +6,7 @@ from tests.recovery.rotary_layers import planted_rotary_layer
 
 import manyheads as mh
 from manyheads.recovery import ExtractionOptions, RotaryLayer, compare_layers
-from manyheads.recovery.oracle.layer_oracle import LayerOracle
+from manyheads.recovery.oracle.answers import LayerOracle
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.repeated_tokens import RepeatedToken, find_repeated_heads

@@ -8,7 +8,7 @@ from tests.recovery.score_layers import planted_score_layer
 import manyheads as mh
 from manyheads.recovery import ExtractionOptions, compare_layers
 from manyheads.recovery.layers.rotary import RotaryLayer
-from manyheads.recovery.oracle.layer_oracle import LayerOracle
+from manyheads.recovery.oracle.answers import LayerOracle
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.refusals import FitError, NotALayer, RecoveryRefused
 

@@ -63,7 +63,7 @@ def fit_in_span(span: Array, x: Array, y: Array, heads: int, rng: Generator, set
     count = settings.starts if settings.form == "projection" else settings.points
     for tried in range(1, count + 1):
         scale = STARTING_SCALES[(tried - 1) % len(STARTING_SCALES)] / len(span) ** 0.5
-        here = _point_at(examples, units, scale * rng.standard_normal((heads, len(span))))
+        here = Tangent.at(examples, np.tensordot(scale * rng.standard_normal((heads, len(span))), units, 1))
         if settings.form == "projection":
             here = descend_in_span(here, units, settings)
         best = here if best is None or here.loss < best.loss else best
@@ -105,7 +105,3 @@ def differentiate(here: Tangent, span: Array) -> Array:
             change[head] = part
             columns.append(here.forward(change).ravel())
     return np.stack(columns, axis=1)
-
-
-def _point_at(examples: Examples, span: Array, mixture: Array) -> Tangent:
-    return Tangent.at(examples, np.tensordot(mixture, span, 1))

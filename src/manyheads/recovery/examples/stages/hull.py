@@ -1,4 +1,4 @@
-r"""Stages two and four: affine hull of the attention matrices, from certified rows.
+r"""Stages two, four and five: affine hull of the attention matrices, from certified rows, and its span.
 
 Every equation of a certificate (`manyheads.recovery.examples.stages.agreement`) holds for all heads: (Theta_i, 1) is
 orthogonal to a = [vec(x_r^T u), -t]. If certificates are exact and in general position, nothing else is orthogonal to
@@ -15,10 +15,14 @@ weights).
 Stage four is stage two with the refined sum. Which rows are kept is a matter of rank: the best few, whatever their
 misfit.
 
+Stage five is the span of the hull. The hull of m matrices in general position spans their m-dimensional space, and that
+space is spanned by the matrices of the bottom eigenvectors: every Theta_i is a combination of m known matrices from
+here on, m^2 unknown numbers in place of m d^2.
+
 References
 ----------
-S. Chen, Y. Li, arXiv 2402.04084: certificates determine the affine hull. The eigenproblem, the weights and the ranking
-are worked out here.
+S. Chen, Y. Li, arXiv 2402.04084: certificates determine the affine hull, whose span stands in for the matrices. The
+eigenproblem, the weights and the ranking are worked out here.
 """
 
 from __future__ import annotations
@@ -128,3 +132,22 @@ def weighted_median(values: Array, weights: Array) -> float:
 def _miss(certificates: RowCertificates, hull: Hull) -> Array:
     """Return how far each row is from the bottom space, (n,)."""
     return np.sqrt(np.square(certificates.misses(hull.basis, hull.heights)).sum((1, 2)))
+
+
+def span_of(hull: Hull) -> Array:
+    """Return an orthonormal basis (m, d, d) of the span of a hull."""
+    flat = hull.basis.reshape(len(hull.basis), -1)
+    return np.linalg.qr(flat.T)[0].T.reshape(hull.basis.shape)
+
+
+def measure_span_error(span: Array, theta: Array) -> float:
+    """Return the largest share of a matrix theta_i (m, d, d) that lies outside an orthonormal span."""
+    flat, basis = theta.reshape(len(theta), -1), span.reshape(len(span), -1)
+    outside = flat - (flat @ basis.T) @ basis
+    return float((np.linalg.norm(outside, axis=1) / np.linalg.norm(flat, axis=1)).max())
+
+
+def count_by_gap(eigenvalues: Array) -> int:
+    """Read the number of heads off the largest gap, in logarithms, of rising eigenvalues."""
+    logs = np.log(np.maximum(eigenvalues, 1e-14 * eigenvalues[-1]))
+    return int(np.argmax(np.diff(logs))) + 1

@@ -2,7 +2,7 @@ r"""Extraction of the attention of a whole transformer block, its MLP left as an
 
 B0  How the block is built, and the size of tokens at which its token-wise part is inverted (`token_wise`).
 B1  Sum of the projections and epsilon of the norm, from sequences of one repeated token (`value_sum`).
-B2  With both, every answer of the block gives the attention's (`attention`): the methods for layers behind a norm run
+B2  With both, every answer of the block gives the attention's: the methods for layers behind a norm run
     on it unchanged.
 B3  The layer found and the block's answers to single tokens make the function of the block (`composition`), which is
     what the certificate is about.
@@ -14,15 +14,16 @@ part stays an oracle: g(y) = F([k^-1(y)]), one sequence of one token.
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
+
 from manyheads.errors import UsageError
-from manyheads.recovery._types import Generator
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.layers.evaluation import apply_layer
 from manyheads.recovery.oracle.noise_estimate import root_mean_square
 from manyheads.recovery.oracle.normalization import Normalization
-from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.block.attention import BeyondOneToken, BlockAttention
+from manyheads.recovery.oracle.oracle import Behind, Oracle, Read
 from manyheads.recovery.queries.block.composition import Composition
-from manyheads.recovery.queries.block.token_wise import open_token_wise
+from manyheads.recovery.queries.block.token_wise import TokenWise, open_token_wise
 from manyheads.recovery.queries.block.value_sum import read_value_sum
 from manyheads.recovery.queries.options import ExtractionOptions
 from manyheads.recovery.refusals import LimitError, NotALayer
@@ -37,8 +38,9 @@ METHODS = ("auto", "sphere", "rotary-sphere", "scores-sphere")
 class Block:
     """A block whose attention can be asked."""
 
-    attention: BlockAttention  # the attention as an oracle
-    beyond: BeyondOneToken  # what other tokens change in the answers, as an oracle: what is verified
+    token_wise: TokenWise
+    attention: Behind  # the attention as an oracle
+    beyond: Behind  # F(x)_r - F([x_r]), what other tokens change in the answers, as an oracle: what is verified
     norm: Normalization  # in front of the attention
     level: float  # relative noise of the attention's answers
     stages: tuple[Stage, ...]  # figures of what was asked so far
@@ -48,20 +50,18 @@ class Block:
         norm, layer = self.norm, dataclasses.replace(found.layer, bias=None)
         kept = found.acts_on.partition(found.prepare.formula)[2] if isinstance(found.prepare, Normalization) else ""
         acts_on = f"u = {norm.formula}{kept}; the rest of the block, MLP and output bias, stays an oracle"
-        whole = Composition(self.attention.token_wise, layer, norm)
+        whole = Composition(self.token_wise, layer, norm)
         return Extracted(layer, (*self.stages, *found.stages), acts_on, norm, found.longest, whole)
 
     def can_run(self, method: str) -> bool:
         """Tell whether a method asks what can be asked: tokens of every length only beside an MLP."""
-        return self.attention.token_wise.parallel or not method.startswith("scores")
+        return self.token_wise.parallel or not method.startswith("scores")
 
     def attention_error(self, found: Extracted, rng: Generator, count: int, draw: Draw) -> tuple[float, float]:
         """Return the largest squared error of the attention alone, relative to its variance, and the variance."""
-        scale = self.attention.token_wise.scale
+        layer, scale = found.layer, self.token_wise.scale
         with self.beyond.stage("selection"):
-            errors = oracle_errors(
-                self.attention, lambda x: apply_layer(found.layer, self.norm(scale * x)), rng, count, draw
-            )
+            errors = oracle_errors(self.attention, lambda x: apply_layer(layer, self.norm(scale * x)), rng, count, draw)
         return float(errors.relative.max()), errors.variance
 
 
@@ -78,12 +78,38 @@ def open_block(oracle: Oracle, options: ExtractionOptions, method: str, rng: Gen
     with log.stage("value sum") as figures:
         projection, norm = read_value_sum(token_wise, options.rotary or options.scores, rng, figures)
         left = figures["left"]
-    attention = BlockAttention(token_wise, projection, norm)
+    attention = attention_oracle(token_wise, projection, norm)
     x = rng.standard_normal((4, 3, oracle.dim))
     with attention.stage("noise"):
         one, two = attention(x), attention((1 + 1e-5) * x)
     level = max(left, root_mean_square(two - one) / root_mean_square(one))
-    return Block(attention, BeyondOneToken(token_wise), norm, level, tuple(log.stages))
+
+    def changes(x: Array, read: Read) -> Array:
+        return oracle(x, read) - token_wise.answer(x[:, -1] if read == "last" else x, stage=None)
+
+    beyond = Behind(oracle, changes, causal=token_wise.causal)
+    return Block(token_wise, attention, beyond, norm, level, tuple(log.stages))
+
+
+def attention_oracle(token_wise: TokenWise, projection: Array, norm: Normalization) -> Behind:
+    r"""Return the attention of a block as an oracle: A_r(x) = D + N(u) W, without a constant.
+
+    Tokens are asked at the scale s of `token_wise`: this is an attention layer behind a norm whose epsilon is that of
+    the block over s^2. With one token it is N(x) W, and nothing is asked.
+    """
+    norm = dataclasses.replace(norm, epsilon=max(norm.epsilon, np.finfo(float).tiny))  # a token 0 has value 0
+
+    def answer(x: Array, read: Read) -> Array:
+        x = token_wise.scale * np.asarray(x, np.float64)
+        if x.shape[1] == 1:
+            rows = norm(x) @ projection  # attention is 1
+        else:
+            moved, base = token_wise.differences(x, read)  # those of the rows that are read must be large
+            rows = moved + norm(base) @ projection
+        return rows[:, -1] if read == "last" else rows
+
+    limits = dataclasses.replace(token_wise.block.limits, max_norm=None)
+    return Behind(token_wise.block, answer, causal=token_wise.causal, limits=limits)
 
 
 def _check(options: ExtractionOptions, method: str) -> None:

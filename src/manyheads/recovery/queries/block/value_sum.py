@@ -23,7 +23,7 @@ import numpy as np
 from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.block.token_wise import TokenWise
-from manyheads.recovery.queries.values.ranks import gap_rank
+from manyheads.recovery.queries.repeated_tokens import split_table
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 
 EIGHTH = np.array([4 / 5, -1 / 5, 4 / 105, -1 / 280])  # central differences of order 8
@@ -32,6 +32,7 @@ STEPS = (0.1, 0.05, 0.02, 0.01, 0.005)  # radians
 EXTRA = 4  # equations beyond the unknowns, of a second token
 LEFT = 1e-5  # of the equations, relative
 OFFSETS, MOST = 8, 32  # offsets of the table, at first and at most; heads must be fewer by two
+CUT = 1e-7  # singular values of tables below are rounding
 ROUGH = 1e-4  # relative error of rank-one tables, and of their scale
 TRIES = 5  # tokens z that are tried
 SHORT = np.logspace(1, -7, 17)  # sizes of the token that shows epsilon
@@ -169,28 +170,21 @@ def _read_weights(token: MovedToken, space: Array, rng: Generator) -> _Reading |
     """Return w at a token where the weights depend on positions; None where its heads do not split."""
     offsets = OFFSETS
     while True:
-        table, error = _read_table(token, offsets, space, rng)
-        flat = table.reshape(-1, table.shape[-1])
-        spectrum, frame = np.linalg.svd(flat, full_matrices=False)[1:]
-        heads = gap_rank(spectrum, max(1e-7, 10 * error * len(flat) ** 0.5 / spectrum[0]))
-        FitError.if_below(heads, 1, "moved tokens change no answer: no head reads the tokens")
-        if heads <= offsets - 2:
+        split = split_table(*_read_table(token, offsets, space, rng), CUT, offsets, offsets - 2)
+        if not isinstance(split, int):
             break
         offsets *= 2
         if offsets > MOST:
-            what = f"a moved token shows {heads} dimensions, more heads than {MOST} offsets show"
-            raise RankBudgetError(what, heads, MOST - 2)
-    small = table @ frame[:heads].T  # (r, t, direction, m)
-    one, two = (small[row].reshape(-1, heads) for row in (-1, offsets))
-    values, vectors = np.linalg.eig(np.linalg.lstsq(one, two, rcond=None)[0])
-    if np.abs(values.imag).max() > 1e-6 * np.abs(values).max():
+            what = f"a moved token shows {split} dimensions, more heads than {MOST} offsets show"
+            raise RankBudgetError(what, split, MOST - 2)
+    if split is None:
         return None
-    shares = [_share(each, offsets) for each in np.moveaxis(small @ vectors.real, -1, 0)]
-    found = [share for share in shares if share is not None]
-    if len(found) < heads:
+    tables = np.moveaxis(split[0], -1, 0)  # (m, r, t, direction)
+    found = [share for each in tables if (share := _share(each, offsets)) is not None]
+    if len(found) < len(tables):
         return None
-    few = min(offsets, heads + 3)
-    weights = np.linalg.lstsq(np.array(found)[:, :few], np.ones(heads), rcond=None)[0]
+    few = min(offsets, len(found) + 3)
+    weights = np.linalg.lstsq(np.array(found)[:, :few], np.ones(len(found)), rcond=None)[0]
     return _Reading(token, tuple(range(1, few + 1)), weights)
 
 

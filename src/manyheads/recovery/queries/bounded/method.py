@@ -32,10 +32,9 @@ from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import BOUNDED, Effort
 from manyheads.recovery.queries.gates.pairs import Pairs, Separation, separate_heads
-from manyheads.recovery.queries.logits.pair_logits import read_logits
-from manyheads.recovery.queries.nets.continuation import Continuation
+from manyheads.recovery.queries.logits.row_reader import read_logits
 from manyheads.recovery.queries.nets.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
-from manyheads.recovery.queries.nets.warm_start import Followed, follow_nets
+from manyheads.recovery.queries.nets.warm_start import Continuation, Followed, follow_nets
 from manyheads.recovery.queries.refinement import refine_layer, refinement_work
 from manyheads.recovery.queries.values.projection_sum import read_sums
 from manyheads.recovery.refusals import FitError

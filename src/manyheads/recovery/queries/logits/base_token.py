@@ -85,7 +85,7 @@ def read_based_forms(
         queries, keys = extend(few / size) @ wide.T, (few - base) @ basis.T
         return sketched_form(queries, keys, into @ columns, rows @ out.T, noise, most)
 
-    found, _ = read_forms(reader, sketch, fresh, wanted, solve)
+    found, _ = read_forms(reader.ask, reader.sketched, sketch, fresh, wanted, solve)
     figures |= {"tokens": reader.sketched + reader.fresh, "least": reader.smallest}
     figures["rank"] = max(one.left.shape[1] for one in found)
     theta = np.array([basis.T @ one.form[:-1] @ basis / size for one in found])

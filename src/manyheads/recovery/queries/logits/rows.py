@@ -29,9 +29,8 @@ import numpy as np
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import Effort
-from manyheads.recovery.queries.logits.pair_logits import PairReader
 from manyheads.recovery.queries.logits.row_plan import UnseenPlan, plan_groups, sketch_tokens
-from manyheads.recovery.queries.logits.row_reader import Attentions, RowReader, check_agreement
+from manyheads.recovery.queries.logits.row_reader import Attentions, PairReader, RowReader, check_agreement
 from manyheads.recovery.queries.logits.sketches import SketchedForm, read_forms, sketched_form
 from manyheads.recovery.queries.logits.unseen_tokens import read_with_unseen_tokens
 from manyheads.recovery.queries.values.projection_sum import Projections
@@ -93,7 +92,7 @@ def _read_at(scale: float, reader: Reader, rng: Generator, effort: Effort, noise
         sides = basis.T @ columns / norm**2, rows @ basis / norm**2
         return sketched_form(tokens, tokens, *sides, noise, int(heads.ranks[head]) if effort.whole else None)
 
-    found, biases = read_forms(reader, sketch, basis, sketch_tokens(widest, dim, effort), solve)
+    found, biases = read_forms(reader.ask, reader.sketched, sketch, basis, sketch_tokens(widest, dim, effort), solve)
     apart = max(one.error for one in found)
     check_agreement(apart, heads, noise)
     ranks = np.array([dim if one.rank is None else one.rank for one in found], np.intp)

@@ -15,7 +15,7 @@ Matrix Anal. Appl. 38 (two-sided sketches).
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,32 +64,28 @@ def sketched_form(
 Solver = Callable[[int, Array, Array, Array], SketchedForm]
 
 
-class SketchReader(Protocol):
-    """Reader of the logits of pairs of tokens."""
-
-    sketched: int  # sketch tokens that are asked together
-
-    def ask(self, group: Array, fresh: Array) -> tuple[Array, Array, Array]:
-        """Return logits (m, N, g) of fresh queries, (m, g, N) of sketch queries, and what a key alone adds (m, N)."""
+# Asks a group of sketch tokens (g, d) against fresh ones (N, d): logits (m, N, g) of fresh queries, (m, g, N) of sketch
+# queries, and what a key alone adds (m, N)
+AskGroup = Callable[[Array, Array], tuple[Array, Array, Array]]
 
 
 def read_forms(
-    reader: SketchReader, sketch: Array, fresh: Array, wanted: int, solve: Solver
+    ask: AskGroup, together: int, sketch: Array, fresh: Array, wanted: int, solve: Solver
 ) -> tuple[list[SketchedForm], Array]:
     """Ask sketch tokens against fresh ones until they are enough for the rank of every head, or all were asked.
 
-    Returns the forms, and what keys alone add (m, N), the mean over all that was asked.
+    Returns the forms, and what keys alone add (m, N), the mean over all that was asked in groups of `together`.
     """
     parts: list[tuple[Array, Array, Array]] = []
     first = 0
     while True:
         while first < wanted:
-            group = sketch[first : first + reader.sketched]
-            parts.append(reader.ask(group, fresh))
+            group = sketch[first : first + together]
+            parts.append(ask(group, fresh))
             first += len(group)
         columns, rows, alone = zip(*parts, strict=True)
         pairs = zip(np.concatenate(columns, 2), np.concatenate(rows, 1), strict=True)
         found = [solve(head, sketch[:first], *pair) for head, pair in enumerate(pairs)]
         if first >= len(sketch) or all(one.rank is not None and one.rank <= first - SPARE for one in found):
             return found, np.mean(alone, 0)
-        wanted = min(len(sketch), first + max(reader.sketched, first // 2))
+        wanted = min(len(sketch), first + max(together, first // 2))

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import linalg
 from scipy.special import expit, logit
 
 from manyheads.errors import ShapeError
-from manyheads.recovery._types import Array, Indices
+from manyheads.recovery._types import Array
 from manyheads.recovery.refusals import FitError
 
 EPS = float(np.finfo(np.float64).eps)
@@ -140,8 +139,8 @@ def fit_nets(
     block = max(1, int(MEMORY / (8 * (3 * (heads * width) ** 2 + 3 * rows * heads * width + rows * rows))))
     parts = []
     for first in range(0, len(answers), block):
-        fit = _Fit(design, answers[first : first + block], slopes[first : first + block])
-        parts.append(fit.run(iterations, tolerance))
+        part = slice(first, first + block)
+        parts.append(_fit(design, answers[part], slopes[part], iterations, tolerance))
     nets = PairNets(*map(np.concatenate, zip(*parts, strict=True)))
     if not all(np.isfinite(part).all() for part in nets):
         raise FitError("a fit of the pair net left the finite numbers", np.inf, 1.0)
@@ -187,61 +186,49 @@ class NetState:
         return self.gates * (1 - self.gates)
 
 
-class _Fit:
-    """Levenberg and Marquardt over a block of probes, each with its own damping."""
-
-    def __init__(self, design: NetDesign, answers: Array, slopes: Array):
-        self.design = design
-        self.basis: Array | None = None
-        if answers.shape[2] > answers.shape[1]:  # outputs beyond the rows only turn: Y = Y' Q^T, exactly
-            self.basis, triangle = np.linalg.qr(np.swapaxes(answers, 1, 2))
-            answers = np.swapaxes(triangle, 1, 2)
-        self.answers = answers
-        self.reach = STEP / (np.abs(design.features).max(0) + TINY)  # (p,)
-        self.total = (answers**2).sum((1, 2)) + TINY
-        self.damping = np.full(len(answers), 1e-3)
-        self.state = NetState.at(design, slopes, answers)
-
-    def run(self, iterations: int, tolerance: float) -> tuple[Array, Array, Array]:
-        active, loss = np.arange(len(self.answers)), self.state.loss
-        for _ in range(iterations):
-            if not len(active):
-                break
-            before = loss[active].copy()
-            moved = self._step(active)
-            fall = (before - loss[active]) / np.maximum(before, TINY)
-            floor = loss[active] / self.total[active] < (EPS / 8) ** 2
-            active = active[moved & (fall >= tolerance) & ~floor]
-        values = self.state.values if self.basis is None else self.state.values @ np.swapaxes(self.basis, 1, 2)
-        return self.state.slopes, values, np.sqrt(loss / self.total)
-
-    def _step(self, active: Indices) -> NDArray[np.bool_]:
-        """One accepted step per probe where one is found; which probes moved."""
-        here, features = self.state.take(active), self.design.features
+def _fit(
+    design: NetDesign, answers: Array, slopes: Array, iterations: int, tolerance: float
+) -> tuple[Array, Array, Array]:
+    """Take steps of Levenberg and Marquardt in a block of probes, each with its own damping, and return the nets."""
+    turn: Array | None = None
+    if answers.shape[2] > answers.shape[1]:  # outputs beyond the rows only turn: Y = Y' Q^T, exactly
+        turn, triangle = np.linalg.qr(np.swapaxes(answers, 1, 2))
+        answers = np.swapaxes(triangle, 1, 2)
+    reach = STEP / (np.abs(design.features).max(0) + TINY)  # (p,)
+    total, damping = (answers**2).sum((1, 2)) + TINY, np.full(len(answers), 1e-3)
+    state = NetState.at(design, slopes, answers)
+    active = np.arange(len(answers))
+    for _ in range(iterations):
+        if not len(active):
+            break
+        here = state.take(active)
         back = here.derivative * (here.rest @ np.swapaxes(here.values, 1, 2))  # the rest is orthogonal to the units
-        right = (np.swapaxes(back, 1, 2) @ features).reshape(len(active), -1)
-        matrix = kaufman_normal(features, here.derivative, here.basis, here.values)
+        right = (np.swapaxes(back, 1, 2) @ design.features).reshape(len(active), -1)
+        matrix = kaufman_normal(design.features, here.derivative, here.basis, here.values)
         diagonal = np.diagonal(matrix, axis1=1, axis2=2)
         scale = np.sqrt(diagonal + FLOOR * diagonal.mean(1, keepdims=True) + TINY)
         matrix = matrix / scale[:, :, None] / scale[:, None, :]
         right = right / scale
         moved = np.zeros(len(active), bool)
-        for _ in range(8):
+        for _ in range(8):  # until a step is accepted
             open_ = np.flatnonzero(~moved)
             if not len(open_):
                 break
             which = active[open_]
-            damped = matrix[open_] + self.damping[which, None, None] * np.eye(matrix.shape[1])
+            damped = matrix[open_] + damping[which, None, None] * np.eye(matrix.shape[1])
             step = (_solve_definite(damped, right[open_]) / scale[open_]).reshape(here.slopes[open_].shape)
-            slopes = here.slopes[open_] + np.clip(step, -self.reach, self.reach)
-            trial = NetState.at(self.design, slopes, self.answers[which])
+            trial = NetState.at(design, here.slopes[open_] + np.clip(step, -reach, reach), answers[which])
             better = trial.loss < here.loss[open_]
             kept = which[better]
-            self.state.put(kept, trial.take(better))
-            self.damping[kept] = np.maximum(self.damping[kept] / 10, 1e-15)
-            self.damping[which[~better]] *= 8
+            state.put(kept, trial.take(better))
+            damping[kept] = np.maximum(damping[kept] / 10, 1e-15)
+            damping[which[~better]] *= 8
             moved[open_[better]] = True
-        return moved
+        fall = (here.loss - state.loss[active]) / np.maximum(here.loss, TINY)
+        floor = state.loss[active] / total[active] < (EPS / 8) ** 2
+        active = active[moved & (fall >= tolerance) & ~floor]
+    values = state.values if turn is None else state.values @ np.swapaxes(turn, 1, 2)
+    return state.slopes, values, np.sqrt(state.loss / total)
 
 
 def _solve_definite(matrices: Array, right: Array) -> Array:

@@ -7,17 +7,27 @@ determines the symmetric part of the form, and all of M where L and K are indepe
 
 Rotations compose: M^(t+1) = G M^(t), with G = L^+ W_Q R_1 W_Q^+ L similar to a rotation. G from two offsets gives all
 forms, at offset 0 and beyond those that were asked about; its eigenvalues are exp(+-i omega_f), so frequencies are
-found, not needed. All of this without biases of queries and keys. Derived here.
+found, not needed.
+
+With biases of queries and keys, and scores that are known up to a function of the query, x~ = (x, 1) and
+
+.. math:: \Theta^{(t)} = [W_Q; b_Q^\top]\, R_t\, [W_K; b_K^\top]^\top - u\, e^\top, \qquad e = (0, \dots, 0, 1),
+
+u a vector that is the same at all offsets. The column space L is that of [W_Q; b_Q^T]; without their last column all
+forms have the row space K of W_K. The cores without their last column obey M^(t+1) = G M^(t), and the last columns g_t
+obey g_(t+1) + s = G (g_t + s): one turn G and one shift s of a head give the forms at all offsets. Derived here.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy.linalg
 
 from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import Turns
 from manyheads.recovery.queries.logits.ledger import Ledger
 from manyheads.recovery.queries.logits.sketches import sketched_form
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CUT = 1e-6  # singular values of a sketch above this share of the largest are never cut
@@ -79,6 +89,37 @@ def _solve(tokens: Array, logits: Array, weight: Array) -> Array:
         return np.linalg.lstsq(tokens, logits, rcond=None)[0]
     pairs = zip(logits.T, weight.T, strict=True)
     return np.stack([np.linalg.lstsq(tokens * w[:, None], one * w, rcond=1e-12)[0] for one, w in pairs], axis=1)
+
+
+def find_frame(columns: Two, rows: Two, noise: float) -> Frame:
+    """Find the spaces of the forms of one head with biases, from tokens (N, d) and scores (N, n) or (n, N)."""
+    queries, scores = columns
+    keys, table = rows
+    left = _range(np.linalg.lstsq(extend(queries), scores, rcond=None)[0], scores, noise)
+    right = _range(np.linalg.lstsq(extend(keys), table.T, rcond=None)[0][:-1], table, noise)
+    return Frame(left, beside_one(right), constant=True)
+
+
+def beside_one(space: Array) -> Array:
+    """Return the space (d + 1, r + 1) that a space (d, r) and the last unit vector span."""
+    return scipy.linalg.block_diag(space, 1.0)
+
+
+def row_space(table: Array, noise: float) -> Array:
+    """Return the space (d, r) that the rows of a table (n, d) span, but for noise."""
+    return _range(table.T, table, noise)
+
+
+def _range(sketch: Array, scores: Array, noise: float) -> Array:
+    """Return the space (rows, r) that the columns of a sketch span, but for noise."""
+    if np.abs(scores).max() < max(NOTHING, 1e3 * noise):
+        return np.zeros((len(sketch), 0))
+    u, s, _ = np.linalg.svd(sketch, full_matrices=False)
+    rank = gap_rank(s, max(CUT, 100 * noise))
+    if rank == len(s) < len(sketch) - 1:
+        what = f"no gap among {len(s)} sketches of a form: scores of no small rank, or of few digits"
+        raise RankBudgetError(what, s[-1] / s[0], CUT)
+    return u[:, :rank]
 
 
 def find_core(frame: Frame, ledger: Ledger, head: int, offset: int) -> tuple[Array, float]:

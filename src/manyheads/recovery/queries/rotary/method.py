@@ -45,7 +45,10 @@ def extract_rotary(oracle: Oracle, noise: float, rng: Generator, effort: Effort 
     """Extract a causal layer whose queries and keys are turned by their positions."""
     log = StageLog(oracle)
     with log.stage("sums") as figures:
-        sums = _read_linear(oracle, noise, rng, figures)
+        sums = read_sums(oracle, oracle.dim)
+        figures["linear"] = rest = sums.curvature(oracle, rng, 1)
+        what = "the answer to one token is not linear in it: a norm, or no attention layer"
+        NotALayer.if_above(rest, max(1e-8, 1e3 * noise), what)
     with log.stage("values") as figures:
         stacks, length = _read_stacks(oracle, sums, noise, rng, effort)
         values = split_projections(sums, stacks)
@@ -58,15 +61,6 @@ def extract_rotary(oracle: Oracle, noise: float, rng: Generator, effort: Effort 
     layer = refine_turned(oracle, layer, noise, rng, log)
     longest = layer.offsets if layer.turns is None else None
     return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", longest=longest)
-
-
-def _read_linear(oracle: Oracle, noise: float, rng: Generator, figures: Figures) -> Sums:
-    """Read W_S and c, and refuse a function whose answers to one token are not affine."""
-    sums = read_sums(oracle, oracle.dim)
-    figures["linear"] = rest = sums.curvature(oracle, rng, 1)
-    what = "the answer to one token is not linear in it: a norm, or no attention layer"
-    NotALayer.if_above(rest, max(1e-8, 1e3 * noise), what)
-    return sums
 
 
 def _read_stacks(oracle: Oracle, sums: Sums, noise: float, rng: Generator, effort: Effort) -> tuple[Stacks, float]:

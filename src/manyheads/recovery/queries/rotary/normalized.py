@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.recovery._types import Array, Figures, Generator, Indices
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.gates.sphere_pairs import read_normalized_sums
@@ -29,7 +29,6 @@ from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
 from manyheads.recovery.queries.rotary.method import LogitForms
 from manyheads.recovery.queries.scores.refined_heads import refine_spaces
 from manyheads.recovery.queries.values.output_spaces import split_projections
-from manyheads.recovery.queries.values.projection_sum import Projections, Sums
 from manyheads.recovery.refusals import NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -49,7 +48,16 @@ def extract_rotary_on_sphere(oracle: Oracle, noise: float, rng: Generator, effor
         sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
     with log.stage("values") as figures:
-        values = _read_values(oracle, sums, basis, noise, rng, effort, figures)
+        heads = find_repeated_heads(oracle, basis, np.sqrt(oracle.dim), noise, rng)
+        figures |= {"heads": heads.shares.shape[1], "condition of weights": heads.condition, "rank one": heads.residual}
+        stacks = heads.output_rows(effort.extra, heads.floor(1e-9), rng)
+        assert stacks.ranks is not None
+        if heads.leak > CLEAN and stacks.ranks.sum() <= oracle.dim:
+            spaces, figures["mixed"] = refine_spaces(oracle, sums, stacks.spaces(), 1.0, rng, sphere=basis)
+            rows = [one @ np.linalg.pinv(space) @ space for one, space in zip(stacks.values, spaces, strict=True)]
+            stacks = stacks._replace(values=np.array(rows))
+        values = split_projections(sums, stacks)
+        figures |= stacks.figures() | values.figures()
     with log.stage("logits") as figures:
         reader = NormalizedReader(oracle, sums.bias, values.projection, np.sqrt(oracle.dim) * basis[0])
         forms = LogitForms(reader.read, noise, rng, effort, values, sums.bias, basis, 1.0, REPEATS)
@@ -58,23 +66,6 @@ def extract_rotary_on_sphere(oracle: Oracle, noise: float, rng: Generator, effor
     longest = layer.offsets if layer.turns is None else None
     acts_on = f"u = {norm.formula}, offset by offset"
     return Extracted(layer, tuple(log.stages), acts_on, norm, longest)
-
-
-def _read_values(
-    oracle: Oracle, sums: Sums, basis: Array, noise: float, rng: Generator, effort: Effort, figures: Figures
-) -> Projections:
-    """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""
-    heads = find_repeated_heads(oracle, basis, np.sqrt(oracle.dim), noise, rng)
-    figures |= {"heads": heads.shares.shape[1], "condition of weights": heads.condition, "rank one": heads.residual}
-    stacks = heads.output_rows(effort.extra, heads.floor(1e-9), rng)
-    assert stacks.ranks is not None
-    if heads.leak > CLEAN and stacks.ranks.sum() <= oracle.dim:
-        spaces, figures["mixed"] = refine_spaces(oracle, sums, stacks.spaces(), 1.0, rng, sphere=basis)
-        rows = [one @ np.linalg.pinv(space) @ space for one, space in zip(stacks.values, spaces, strict=True)]
-        stacks = stacks._replace(values=np.array(rows))
-    found = split_projections(sums, stacks)
-    figures |= stacks.figures() | found.figures()
-    return found
 
 
 @dataclass(frozen=True)

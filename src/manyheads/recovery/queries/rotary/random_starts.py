@@ -12,11 +12,11 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend
+from manyheads.recovery.fit.rotary_tangent import RotaryTangent, RotaryWeights, cut_projection
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.refinement import LENGTH, ask_fresh
-from manyheads.recovery.queries.rotary.tangent import RotaryTangent, RotaryWeights, cut_projection
 from manyheads.recovery.refusals import FitError
 
 BASE = 1e4  # of the frequencies at which fits begin: RoPE's own

@@ -14,9 +14,12 @@ matrix (grouped queries) are told apart as well, since their columns of P differ
 No parameter of the score is needed, and no token has to have a known score. Derived here.
 """
 
+import contextlib
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +43,7 @@ COMPLETE = 1e-6  # of the sum of the projections, that the heads may leave
 EXTRA = 4  # directions beyond the rank of a head
 APART = 1e-3  # eigenvalues, relative to their head's, that are nearer belong to one head
 SPREAD = 10.0  # groups are this much farther apart than wide
+Reading = tuple[float, Any]  # what a repeated token shows, after its misfit
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,9 @@ class Heads:
     residual: float  # what the heads leave of random rows, relative
     condition: float  # of all output spaces together
     sum_error: float = 0.0  # what the projections lack of their sum, relative
+    # Beside sinks biases of values v (m, d), None if absent, and c (d,)
+    value_bias: Array | None = None
+    bias: Array | None = None
 
     @classmethod
     def of(cls, sums: Sums, spaces: list[Array], separation: float, rest: float) -> "Heads":
@@ -65,9 +72,8 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Head
     dim = oracle.dim
     length = int(np.clip(dim // 4, 6, 10))
     found: Heads | None = None
-    refusal: FitError | RankBudgetError = FitError("no token was tried")
     first = first_length(oracle, rng)
-    try:
+    with contextlib.suppress(FitError, RankBudgetError):
         few = find_repeated_heads(oracle, np.eye(dim), first * np.sqrt(dim), noise, rng, tries=2)
         spaces = few.output_rows(EXTRA, few.floor(1e-7), rng).spaces()
         check_room(spaces)
@@ -77,26 +83,38 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Head
             found = one
             if rest < max(RIGHT, 1e3 * noise):
                 return found
-    except (FitError, RankBudgetError) as error:
-        refusal = error
-    for scale in LENGTHS:
-        z = repeated_token(oracle, scale * first, rng)
+
+    def read(z: Array) -> Reading:
         jacobians = jacobians_at(oracle, z, length, step_at(z, noise))
         wrong = np.linalg.norm(jacobians.sum(1) - sums.projection, axis=(1, 2)).max()  # weights of a row add up to one
+        spaces, separation = output_spaces(jacobians, float(wrong / np.linalg.norm(sums.projection)), rng)
+        check_room(spaces)
+        spaces, rest = refine_spaces(oracle, sums, spaces, first, rng)
+        return rest, Heads.of(sums, spaces, separation, rest)
+
+    best = None if found is None else (found.residual, found)
+    heads: Heads = best_token(oracle, first, max(RIGHT, 1e3 * noise), rng, read, best)
+    return heads
+
+
+def best_token(
+    oracle: Oracle, first: float, enough: float, rng: Generator, read: Callable[[Array], Reading], best: Reading | None
+) -> Any:
+    """Return what a repeated token shows with the least misfit, of tokens of several lengths until one is enough."""
+    refusal: FitError | RankBudgetError | None = None
+    for scale in LENGTHS:
         try:
-            spaces, separation = output_spaces(jacobians, float(wrong / np.linalg.norm(sums.projection)), rng)
-            check_room(spaces)
-            spaces, rest = refine_spaces(oracle, sums, spaces, first, rng)
+            rest, found = read(repeated_token(oracle, scale * first, rng))
         except (FitError, RankBudgetError) as error:
             refusal = error
             continue
-        if found is None or rest < found.residual:
-            found = Heads.of(sums, spaces, separation, rest)
-        if found.residual < max(RIGHT, 1e3 * noise):
+        if best is None or rest < best[0]:
+            best = rest, found
+        if best[0] < enough:
             break
-    if found is None:
-        raise refusal
-    return found
+    if best is None:
+        raise refusal or FitError("no token was tried")
+    return best[1]
 
 
 def first_length(oracle: Oracle, rng: Generator) -> float:

@@ -8,8 +8,8 @@ S2  Two probes say what kind of score it is: how many tokens a row sees (`positi
     score zero, and, if it has, what the score of twice a key is (`links`).
 S3  Scores of pairs of tokens from the weights of rows (`reading`), and with a norm of queries and keys its square as a
     form. What stands between the forms and the scores is taken off.
-S4  Spaces of the forms, and forms of two offsets as small linear problems (`forms`). Where they differ, one turn gives
-    all offsets; where they do not, each offset has a term of its own, which is read (`positions`).
+S4  Spaces of the forms, and forms of two offsets as small linear problems (`rotary.forms`). Where they differ, one turn
+    gives all offsets; where they do not, each offset has a term of its own, which is read (`positions`).
 
 Every step is believed only if it predicts scores that were not used. The figures stand in the stages of the result.
 """
@@ -23,18 +23,18 @@ from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.limits import MARGIN
-from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.oracle.oracle import Behind, Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.logits.ledger import Ledger
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.refinement import refine_turned
+from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.forms import Frame, find_core, find_turns, turned_residual
-from manyheads.recovery.queries.scores import forms, links, positions, sink_logits, sinks
-from manyheads.recovery.queries.scores.bidirectional import Reading, as_extracted, extract_bidirectional
+from manyheads.recovery.queries.scores import links, positions, sinks
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.values.projection_sum import Sums, read_sums
-from manyheads.recovery.refusals import FitError, RankBudgetError
+from manyheads.recovery.queries.values.projection_sum import read_sums
+from manyheads.recovery.refusals import FitError, LimitError, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the scores that are read: larger ones leave some weights too small
@@ -51,34 +51,50 @@ UNUSED = (7, 24)  # offsets that are read to check how heads turn
 def extract_scores(oracle: Oracle, noise: float, rng: Generator, effort: Effort = SPARING) -> Extracted:
     """Extract a layer whose scores depend on positions, with what may stand between forms and scores."""
     log = StageLog(oracle)
-    if not oracle.causal:
-        return extract_bidirectional(oracle, lambda asked: _extract(asked, noise, rng, effort, log), log, noise)
-    layer, _ = _extract(oracle, noise, rng, effort, log)
-    return as_extracted(refine_turned(oracle, layer, noise, rng, log), log)
+    if oracle.causal:
+        layer, _ = _extract(oracle, noise, rng, effort, log)
+        return _as_extracted(refine_turned(oracle, layer, noise, rng, log), log)
+    if oracle.limits.last_row:
+        raise LimitError("rows see later tokens: other scores are read from all rows, and the last alone is shown")
+    # every row is the last one of a prefix
+    prefixes = Behind(oracle, causal=True, limits=replace(oracle.limits, last_row=True))
+    layer, scores = _extract(prefixes, noise, rng, effort, log)
+    with log.stage("later tokens") as figures:
+        found, misfit = positions.with_later_terms(layer, oracle, scores.reader, scores.tokens, scores.keys, noise)
+        figures |= misfit
+    return _as_extracted(found, log)
+
+
+def _as_extracted(layer: RotaryLayer, log: StageLog) -> Extracted:
+    """Return a layer as the result of the method."""
+    longest = None
+    if isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.slopes is None:
+        longest = None if layer.window is not None else layer.position_bias.shape[1]
+    parts = layer.parts() if isinstance(layer, ScoreLayer) else []
+    acts_on = "the tokens, offset by offset" + "".join(f"; {part}" for part in parts)
+    return Extracted(layer, tuple(log.stages), acts_on, longest=longest)  # type: ignore[arg-type]
 
 
 def _extract(
     oracle: Oracle, noise: float, rng: Generator, effort: Effort, log: StageLog
-) -> tuple[RotaryLayer, Reading]:
+) -> tuple[RotaryLayer, "_Scores"]:
     """Extract a layer, as far as rows see no later tokens, and return how its scores are read."""
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim)
     with log.stage("heads") as figures:
         figures["curvature"] = bent = sums.curvature(oracle, rng, 4)
-        beside: sinks.SinkHeads | None = None
-        if bent > max(sinks.CURVED, 1e3 * noise):
-            beside = sinks.find_heads_beside_sinks(oracle, sums, noise, rng)
-            heads, sums = beside.heads, Sums(beside.heads.projection.sum(0), beside.bias)
-        else:
-            heads = find_heads(oracle, sums, noise, rng)
+        beside = bent > max(sinks.CURVED, 1e3 * noise)
+        find = sinks.find_heads_beside_sinks if beside else find_heads
+        heads = find(oracle, sums, noise, rng)
+        bias = sums.bias if heads.bias is None else heads.bias
         figures |= {"heads": len(heads.ranks), "rank": max(heads.ranks), "separation": heads.separation}
         figures |= {"residual": heads.residual, "condition": heads.condition}
     with log.stage("kind") as figures:
-        reader = ScoreReader(oracle, sums.bias, heads.projection, None, beside.value_bias if beside else None)
-        scores = _Scores(reader, noise, rng, effort, heads, beside is not None)
+        reader = ScoreReader(oracle, bias, heads.projection, None, heads.value_bias)
+        scores = _Scores(reader, noise, rng, effort, heads, beside)
         scores.find_kind(figures)
     with log.stage("scores") as figures:
-        return scores.read(figures), Reading(scores.reader, scores._tokens, scores.keys)
+        return scores.read(figures), scores
 
 
 class _Scores:
@@ -143,7 +159,7 @@ class _Scores:
 
     def _check_affine(self, figures: Figures) -> None:
         """Refuse caps and norms beside biases, terms of the offset or sinks, where no token has the score zero."""
-        tokens = self._tokens(48)
+        tokens = self.tokens(48)
         scale = min(1.0, self.longest / (3 * self.length))
         tokens = np.concatenate([tokens[:24], *(scale * factor * tokens[24:] for factor in (1, 2, 3))])
         query = np.arange(24)
@@ -156,7 +172,8 @@ class _Scores:
         what = "scores are not affine in a key: caps and norms are read, but not beside biases, offsets or sinks"
         FitError.if_above(rest, self.allowed, what)
 
-    def _tokens(self, count: int) -> Array:
+    def tokens(self, count: int) -> Array:
+        """Draw tokens (n, d) of the length whose scores are read."""
         drawn = self.rng.standard_normal((count, self.dim))
         return drawn * (self.length * np.sqrt(self.dim) / np.linalg.norm(drawn, axis=1, keepdims=True))
 
@@ -164,7 +181,7 @@ class _Scores:
         """Choose the length of tokens at which the scores of the sharpest head have about the size SIZE."""
         size = 0.0
         for _ in range(3):
-            reference = None if even else self._tokens(1)[0]
+            reference = None if even else self.tokens(1)[0]
             self.reader = replace(self.reader, reference=reference)
             scores = self._read_pairs({2: 24}).at(2)[2]
             before, size = size, float((np.abs(scores - np.median(scores, axis=0))).mean(0).max()) / 0.8
@@ -194,7 +211,7 @@ class _Scores:
     def _double(self, scale: float = 1.0) -> tuple[Array, Array]:
         """Return scores (N, m) of keys at offset 2, and of twice these keys."""
         scale = min(scale, self.longest / (2 * self.length))
-        tokens = self._tokens(48)
+        tokens = self.tokens(48)
         tokens = np.concatenate([tokens[:24], scale * tokens[24:], 2 * scale * tokens[24:]])
         query = np.arange(24)
         once, twice = (self.reader.scores(tokens, query, query[:, None] + start, [2]).at(2)[2] for start in (24, 48))
@@ -217,7 +234,7 @@ class _Scores:
         figures["changed"] = changed = positions.relative_change(*both)
         terms = slopes = None
         if changed < self.allowed:
-            turns, drawn = _constant_turns(both[0]), (self._tokens, self.keys, self.window, self.noise)
+            turns, drawn = _constant_turns(both[0]), (self.tokens, self.keys, self.window, self.noise)
             terms, slopes, rest = positions.read_terms(self.reader, both[0], *drawn)
         else:
             turns = find_turns(frames, cores)
@@ -236,8 +253,8 @@ class _Scores:
         )
         if not self.sinks:
             return layer
-        queries = self._tokens(self.dim + 1 + 2 * self.effort.extra)
-        return sink_logits.complete(layer, self.reader, queries, self.noise, self.allowed, figures)
+        queries = self.tokens(self.dim + 1 + 2 * self.effort.extra)
+        return sinks.complete_sinks(layer, self.reader, queries, self.noise, self.allowed, figures)
 
     def _read_pairs(self, needed: dict[int, int]) -> Ledger:
         """Read at least so many random pairs of tokens at every offset."""
@@ -247,14 +264,14 @@ class _Scores:
             some = offsets[start : start + self.keys]
             count = max(needed[offset] for offset in some)
             pieces = np.arange(count * (len(some) + 1)).reshape(count, -1)
-            tokens = self._tokens(pieces.size)
+            tokens = self.tokens(pieces.size)
             parts.append(self.reader.scores(tokens, pieces[:, 0], pieces[:, 1:], some))
         return Ledger.join(parts)
 
     def _frames(self) -> list[Frame]:
         """Find the spaces of the forms of all heads."""
         few = min(self.dim + 1, max(self.heads.ranks) + 1 + self.effort.extra)
-        sketch, fresh = self._tokens(few), self._tokens(self.dim + 1 + self.spare)
+        sketch, fresh = self.tokens(few), self.tokens(self.dim + 1 + self.spare)
         left = self.link.remove_cap(self._of_queries(fresh, sketch))  # (few, N, m)
         right = self.link.remove_cap(self._of_keys(fresh, sketch))
         sides = zip(np.moveaxis(left, 2, 0), np.moveaxis(right, 2, 0), strict=True)  # (m, few, N)
@@ -279,7 +296,7 @@ class _Scores:
     def _frames_behind_norms(self, figures: Figures) -> list[Frame]:
         """Find the spaces of the forms, and the norms of queries and keys, of all heads."""
         few = min(self.dim, max(self.heads.ranks) + self.effort.extra)
-        fresh, sketch = self._tokens(self.dim + 1 + (0 if self.exact else self.dim)), self._tokens(few)
+        fresh, sketch = self.tokens(self.dim + 1 + (0 if self.exact else self.dim)), self.tokens(few)
         found = []
         for side, ask in (("queries", self._of_queries), ("keys", self._of_keys)):
             alone = ask(fresh, sketch)  # (few, N, m)
@@ -311,7 +328,7 @@ class _Scores:
         for bases, width in ((spaces, rank), (whole, self.dim)):
             count = int(1.3 * (width * (width + 1) // 2 + 1)) + 8 - len(tokens)
             if count > 0:
-                drawn = self._tokens(count) * np.exp(self.rng.uniform(np.log(least), np.log(longer), (count, 1)))
+                drawn = self.tokens(count) * np.exp(self.rng.uniform(np.log(least), np.log(longer), (count, 1)))
                 scores = ask(drawn, some)  # (few, N, m)
                 linear = np.einsum("mnd,Nd->nNm", table[:, : len(some)], drawn)
                 ratio = (linear * scores).sum(0) / (scores**2).sum(0)

@@ -20,7 +20,6 @@ import dataclasses
 import numpy as np
 
 from manyheads.recovery._types import Array, Generator
-from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Behind, Oracle, Read
 from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.gates.sphere_pairs import read_norm
@@ -29,19 +28,6 @@ from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
 UNIT = 3.0  # R: tokens of the method, of norm sqrt(d), are a third as long as the ball is wide
-
-
-class BehindNorm(Behind):
-    """An oracle behind a norm, asked about z = UNIT u."""
-
-    def __init__(self, oracle: Oracle, norm: Normalization):
-        super().__init__(oracle, limits=dataclasses.replace(oracle.limits, max_norm=UNIT * float(np.sqrt(oracle.dim))))
-        self.norm = norm
-
-    def answer(self, x: Array, read: Read) -> Array:
-        """Ask about the tokens that the norm makes u of."""
-        self.limits.check(x)
-        return self.behind(self.norm.inverse(x / UNIT), read)
 
 
 def extract_scores_behind_norm(oracle: Oracle, noise: float, rng: Generator, effort: Effort = SPARING) -> Extracted:
@@ -54,7 +40,13 @@ def extract_scores_behind_norm(oracle: Oracle, noise: float, rng: Generator, eff
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
         why = "the norm in front shows no epsilon: on a sphere plain rotary scores alone are read"
         FitError.if_below(norm.epsilon, 1e-300, why)
-    found = extract_scores(BehindNorm(oracle, norm), noise, rng, effort)
+    limits = dataclasses.replace(oracle.limits, max_norm=UNIT * float(np.sqrt(oracle.dim)))
+
+    def answer(z: Array, read: Read) -> Array:
+        limits.check(z)
+        return oracle(norm.inverse(z / UNIT), read)
+
+    found = extract_scores(Behind(oracle, answer, limits=limits), noise, rng, effort)
     layer = found.layer.of_scaled_tokens(UNIT)  # type: ignore[attr-defined]
     parts = found.acts_on.partition(";")[2]
     acts_on = f"u = {norm.formula}, offset by offset" + (f";{parts}" if parts else "")

@@ -3,16 +3,25 @@ r"""How scores depend on positions otherwise than by rotations: windows, and ter
 Where forms do not change with the offset, the scores are x~_r^T Theta x~_j + b(r - j), and b is read offset by offset,
 up to a constant: ln a(q, x, t) less that of the reference gives b(t) - b(t_0) once Theta is known. Terms that are
 linear in the offset (ALiBi) go on beyond what was read; others are known as far as they were read.
+
+Where rows see later tokens too (the encoder of T5), the last rows of prefixes are those of a causal layer, which is
+extracted: heads, forms, and the terms b(t) of earlier tokens, t >= 0. First rows see later tokens alone, and the same
+forms: their scores give b(-t) up to a constant, which is settled at the offset 0. Forms that turn with the offset are
+refused. Derived here.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from manyheads.recovery._types import Array, Generator
-from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery._types import Array, Figures, Generator
+from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.layers.scores import ScoreLayer
+from manyheads.recovery.oracle.oracle import Behind, Oracle
 from manyheads.recovery.queries.rotary.forms import extend
 from manyheads.recovery.queries.scores.reading import ScoreReader
+from manyheads.recovery.refusals import FitError, NotALayer
 
 FARTHEST = 128  # offsets at which terms are read: the longest sequences of a verification
 LONGEST, MOST = 160, 1 << 14  # tokens of the sequences in which a window shows, and most where longer ones are taken
@@ -22,6 +31,7 @@ LOWEST = -9.0  # scores, relative to the reference, below which a weight is too 
 LOST = 1e3  # noise relative to which the same weights are too small
 FADED = 1e-9  # the same of the last row that sees it, below which the weights of far tokens fade away without a window
 REPEATS = 3  # readings of each term
+SPREAD = 1e-2  # misfit of terms that are read several times
 
 
 def find_window(oracle: Oracle, noise: float, rng: Generator) -> int | None:
@@ -100,3 +110,19 @@ def read_terms(
     if uneven > 1e-6 + 10 * spread:
         return terms, None, spread
     return slopes[:, None] * steps, slopes, spread
+
+
+def with_later_terms(
+    layer: RotaryLayer, oracle: Oracle, reader: ScoreReader, draw: Callable[[int], Array], kept: int, noise: float
+) -> tuple[ScoreLayer, Figures]:
+    """Return what is a layer on prefixes with the terms of later tokens, and their misfit; see `read_terms`."""
+    if not (isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.sink is None):
+        what = "later tokens are seen, and scores turn or stand beside sinks: these are extracted from causal layers"
+        raise NotALayer(f"{what} alone")
+    # asked from the end: its last row is the first one
+    backwards = replace(reader, oracle=Behind(oracle, lambda x, _: oracle(x[:, ::-1], read=(0,))[:, 0]))
+    later, _, rest = read_terms(backwards, layer.form(1), draw, kept, None, noise)
+    earlier = layer.position_terms(later.shape[1])
+    FitError.if_above(rest, SPREAD, "later tokens have other scores than earlier ones and a term of the offset")
+    later = later - later[:, :1] + earlier[:, :1]
+    return replace(layer, position_bias=earlier, slopes=None, later_bias=later), {"misfit": rest}

@@ -16,26 +16,37 @@ Scale. A head is a_i(r, j) times W_i Q up to a factor f_i. With e_t = a_i(r, r -
 a_i(r, r) = 1 / (b_i + e_0 + ... + e_r), b_i = exp(z_i - s_i(z, z, 0)), so that 1 / (f_i a_i(r, r)) is affine in the
 sums of e_t that a row sees, and its slope is 1 / f_i.
 
-Everything else. Weights of any row follow from W_i Q, and with them answers are linear in W_i, v_i and c. Derived here.
+Everything else. Weights of any row follow from W_i Q, and with them answers are linear in W_i, v_i and c.
+
+Logits of sinks. What the tokens of a row leave of 1 is the weight of the sink, so that scores are known relative to its
+logit z_i, what depends on the query alone included:
+
+.. math:: \ln a_i(q, y_0) - \ln\Big(1 - \sum_j a_i(q, x_j)\Big) = s_i(q, y_0, t_0) - z_i .
+
+Of scores that were read relative to those of a token y_0, this is what they lack. With s_i = x~_r^T Theta x~_j and a
+column space L of Theta that does not hold e = (0, ..., 0, 1), as it does not where heads are of rank d or less, the
+constant -z_i is beside L, and z_i is determined; terms of position are 0 at the offset 0. Derived here.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
-from manyheads.recovery._types import Array, Generator
+from manyheads.recovery._types import Array, Figures, Generator
+from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.logits.attention_weights import solve_weights
+from manyheads.recovery.queries.logits.attention_weights import log_ratios, solve_weights
+from manyheads.recovery.queries.rotary.forms import extend, row_space
 from manyheads.recovery.queries.scores.heads import (
-    LENGTHS,
     Heads,
+    best_token,
     check_room,
     first_length,
     jacobians_at,
     output_spaces,
-    repeated_token,
     step_at,
 )
+from manyheads.recovery.queries.scores.reading import ScoreReader
 from manyheads.recovery.queries.values.projection_sum import Sums
 from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, RankBudgetError
@@ -48,42 +59,22 @@ ROUNDS = 3  # of reading weights, and solving for the projections
 UNBIASED = 1e-7  # size of biases of values, relative to the values, below which there are none
 
 
-@dataclass(frozen=True)
-class SinkHeads:
-    """Heads beside sinks: projections, biases of values v (m, d), None if absent, and c (d,)."""
-
-    heads: Heads
-    value_bias: Array | None
-    bias: Array
-
-
-def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> SinkHeads:
+def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Heads:
     """Find the projections of all heads, the biases of their values, and c."""
-    dim = oracle.dim
-    length = int(np.clip(dim // 4, 6, 10))
-    best: tuple[float, list[Array], float] | None = None
-    refusal: FitError | RankBudgetError = FitError("no token was tried")
+    length = int(np.clip(oracle.dim // 4, 6, 10))
     first = first_length(oracle, rng)
-    for scale in LENGTHS:
-        z = repeated_token(oracle, scale * first, rng)
-        try:
-            parts, separation, rest = _visible_parts(oracle, z, length, noise, rng)
-        except (FitError, RankBudgetError) as error:
-            refusal = error
-            continue
-        if best is None or rest < best[0]:
-            best = rest, parts, separation
-        if rest < max(RIGHT, 1e4 * noise):
-            break
-    if best is None:
-        raise refusal
-    return _solve(oracle, sums, best[1], best[2], noise, first, rng)
+
+    def read(z: Array) -> tuple[float, tuple[list[Array], float]]:
+        return _visible_parts(oracle, z, length, noise, rng)
+
+    parts, separation = best_token(oracle, first, max(RIGHT, 1e4 * noise), rng, read, None)
+    return _solve(oracle, sums, parts, separation, noise, first, rng)
 
 
 def _visible_parts(
     oracle: Oracle, z: Array, length: int, noise: float, rng: Generator
-) -> tuple[list[Array], float, float]:
-    """Return W_i Q (d, d) of all heads at right angles to the answers about multiples of z; separation and misfit."""
+) -> tuple[float, tuple[list[Array], float]]:
+    """Return the misfit, W_i Q (d, d) of all heads at right angles to the answers about multiples of z, separation."""
     dim = len(z)
     factors = rng.standard_normal((dim + 8, 6, 1))
     answers = oracle(oracle.limits.shortened(factors * z), read="last")
@@ -103,7 +94,7 @@ def _visible_parts(
         part, rest = _scale(share)
         found.append(part @ space @ beside.T)
         worst = max(worst, rest)
-    return found, separation, worst
+    return worst, (found, separation)
 
 
 def _scale(share: Array) -> tuple[Array, float]:
@@ -125,7 +116,7 @@ def _scale(share: Array) -> tuple[Array, float]:
 
 def _solve(
     oracle: Oracle, sums: Sums, parts: list[Array], separation: float, noise: float, scale: float, rng: Generator
-) -> SinkHeads:
+) -> Heads:
     """Read weights of rows of random tokens, `scale` times as long as usual, and solve for W, v and c, in turns."""
     dim, heads = oracle.dim, len(parts)
     floor = max(1e-9, 1e3 * noise)
@@ -163,4 +154,35 @@ def _solve(
     check_room(spaces)
     condition = float(np.linalg.cond(np.concatenate(spaces)))
     biased = np.linalg.norm(shift) > UNBIASED * np.linalg.norm(projection)
-    return SinkHeads(Heads(projection, ranks, separation, rest, condition), shift if biased else None, constant)
+    value_bias = shift if biased else None
+    return Heads(projection, ranks, separation, rest, condition, value_bias=value_bias, bias=constant)
+
+
+def complete_sinks(
+    layer: ScoreLayer, reader: ScoreReader, queries: Array, noise: float, allowed: float, figures: Figures
+) -> ScoreLayer:
+    """Return a layer with the logits of its sinks, and with what its forms lack of the query alone."""
+    assert reader.reference is not None
+    assert layer.turns is not None
+    x = np.stack([np.broadcast_to(reader.reference, queries.shape), queries], axis=1)
+    weights = reader.weights(x, reader.oracle(x, read="last"))  # (n, 2, m)
+    apart = layer.logits(x)[:, :, 1, 0].T - log_ratios(weights)[:, 0]
+    trust = np.sqrt(np.clip(weights[:, 0] * (1 - weights.sum(1)), 0.0, 1.0))
+    terms, one = layer.position_bias, np.eye(layer.dim + 1)[:, -1:]
+    found, shift, worst = [], [], 0.0
+    for head, form in enumerate(layer.form(1)):
+        space = np.concatenate([row_space(form[:, :-1].T, noise), one], axis=1)  # L, and e
+        features, own = extend(queries) @ space, trust[:, head]
+        solved = np.linalg.lstsq(features * own[:, None], apart[:, head] * own, rcond=1e-12)[0]
+        misfit = np.linalg.norm((features @ solved - apart[:, head]) * own) / np.linalg.norm(own)
+        worst = max(worst, float(misfit))
+        constant = np.linalg.lstsq(space, form[:, -1], rcond=None)[0][-1]
+        found.append(solved[-1] - constant - (0.0 if terms is None else terms[head, 0]))
+        more = space[:, :-1] @ solved[:-1] + constant * one[:, 0]  # what the last column has too much
+        shift.append(layer.turns.shift[head] + np.linalg.lstsq(layer.turns.left[head], more, rcond=None)[0])
+    figures["sinks"] = worst
+    FitError.if_above(worst, allowed, "the logits of sinks are no constants: what they depend on is of another kind")
+    turns = replace(layer.turns, shift=tuple(shift))
+    forms_ = np.array([turns.form(t) for t in range(layer.offsets)])
+    terms = None if terms is None else terms - terms[:, :1]
+    return replace(layer, forms=forms_, turns=turns, sink=np.array(found), position_bias=terms)

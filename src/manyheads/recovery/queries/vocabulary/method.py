@@ -19,7 +19,9 @@ import numpy as np
 from scipy.linalg import qr
 
 from manyheads.attention import AttentionLayer
+from manyheads.errors import UsageError
 from manyheads.recovery._types import Array, Figures, Generator, Indices
+from manyheads.recovery.oracle.noise_estimate import LARGEST, PLAIN, ROUNDING, OracleNoise, root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import BASED, Effort
 from manyheads.recovery.queries.gates.table_pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
@@ -31,9 +33,11 @@ from manyheads.recovery.queries.values.output_spaces import read_projections
 from manyheads.recovery.queries.values.probes import Stacks
 from manyheads.recovery.queries.values.projection_sum import Projections, Sums
 from manyheads.recovery.queries.values.ranks import find_ranks
-from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
+from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
+FLATTEST = 1e-8  # smallest singular value of [E, 1] over the largest from which the differences span the space
+SPARE = 8  # tokens beyond those that span
 CHECKED = 8  # tokens beyond those that determine W_S
 BASES = 6  # tokens that are tried as a base
 BLOCK = 8  # tokens whose triangles are asked about together
@@ -56,7 +60,14 @@ def extract_from_vocabulary(oracle: Oracle, noise: float, rng: Generator, effort
 
     heads = read_projections(log, sums, read, noise, alone=len(hubs.heads.values) == 1)
     with log.stage("rows") as figures:
-        theta, beta = _read_forms(pairs, heads, spanning, rng, effort, figures)
+        # all logits of the spanning tokens with a few others, more of them where a rank asks for it
+        dim = oracle.dim
+        size = max(2, int(effort.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
+        size = int(min(size, max(2, np.floor((oracle.longest - 1) / 1.5))))
+        reader, others = _choose_base(pairs, heads, np.delete(table, spanning, axis=0), size, rng, figures)
+        wanted = min(dim, max(int(heads.ranks.max()), 1) + effort.extra, len(others))
+        tokens = others[rng.choice(len(others), min(dim, len(others)), replace=False)], table[spanning]
+        theta, beta = read_based_forms(reader, np.eye(dim), tokens, wanted, noise, figures)
     layer = AttentionLayer(theta, heads.projection, beta, sums.bias, causal=oracle.causal)
     acts_on = f"the {len(table)} tokens of the vocabulary, and all others by linearity"
     return Extracted(layer, tuple(log.stages), acts_on)
@@ -123,19 +134,6 @@ def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, effort: Effort) 
     raise RankBudgetError(f"{len(probes)} tokens show {count} heads: give more or shorter tokens", len(probes), most)
 
 
-def _read_forms(
-    pairs: TablePairs, heads: Projections, spanning: Indices, rng: Generator, effort: Effort, figures: Figures
-) -> tuple[Array, Array]:
-    """Read all logits of the spanning tokens with a few others, more of them where a rank asks for it."""
-    table, dim = pairs.table, pairs.table.shape[1]
-    size = max(2, int(effort.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
-    size = int(min(size, max(2, np.floor((pairs.oracle.longest - 1) / 1.5))))
-    reader, others = _choose_base(pairs, heads, np.delete(table, spanning, axis=0), size, rng, figures)
-    wanted = min(dim, max(int(heads.ranks.max()), 1) + effort.extra, len(others))
-    tokens = others[rng.choice(len(others), min(dim, len(others)), replace=False)], table[spanning]
-    return read_based_forms(reader, np.eye(dim), tokens, wanted, pairs.noise, figures)
-
-
 def _choose_base(
     pairs: TablePairs, heads: Projections, table: Array, size: int, rng: Generator, figures: Figures
 ) -> tuple[RowReader, Array]:
@@ -151,3 +149,46 @@ def _choose_base(
         what = "rows gave attention weights below zero: rough values, or attention too sharp on these tokens"
         raise FitError(what, figures["pilot"], 0.0)
     return reader, np.delete(table, place, axis=0)
+
+
+def check_vocabulary(table: Array, dim: int) -> None:
+    """Refuse tables whose tokens do not determine a layer, before anything is asked."""
+    if table.shape[1] != dim:
+        raise UsageError(f"vocabulary of shape {table.shape}: expected embeddings (tokens, {dim})")
+    centred = (table - table.mean(0)) / np.sqrt(np.mean(table**2) or 1.0)
+    singular = np.linalg.svd(centred, compute_uv=False)
+    rank = int((singular > FLATTEST * max(singular[0], 1e-300)).sum())
+    if rank < dim:
+        what = f"the differences of the {len(table)} tokens of the vocabulary span {rank} of {dim} dimensions"
+        remedy = f"give {dim + 1} tokens or more that span, or extract the function of their {rank} coordinates"
+        raise LimitError(f"{what}: {remedy}")
+    if len(table) < 2 * dim + SPARE:
+        raise LimitError(f"the vocabulary has {len(table)} tokens: {2 * dim + SPARE} are needed in {dim} dimensions")
+
+
+def vocabulary_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False) -> OracleNoise:
+    """Measure the noise of an oracle on sequences of three tokens of its vocabulary.
+
+    Asked again, in another order, and with another last token. No sum of two tokens is one, so that answers to one
+    token are compared with a linear function where it is read.
+    """
+    table = oracle.limits.vocabulary
+    assert table is not None
+    with oracle.stage("noise"):
+        a, b, e, f = table[np.array([rng.choice(len(table), 4, replace=False) for _ in range(8)])].swapaxes(0, 1)
+        stacks = [np.stack(tokens, 1) for tokens in ((a, b, e), (b, a, e), (a, b, f))]
+        asked = np.concatenate(stacks)
+        rows, exchanged, continued = np.split(oracle(asked, read="all"), 3)
+        again = oracle(asked[:8], read="all")
+    size = root_mean_square(rows - rows.mean((0, 1)))
+    floor = oracle.limits.spacing(root_mean_square(rows) or 1.0, oracle.answer_dtype or np.float64) / max(size, 1e-300)
+    changes = (again - rows, exchanged[:, -1] - rows[:, -1], continued[:, :2] - rows[:, :2])
+    repeat, order, later = (root_mean_square(part) / max(size, 1e-300) for part in changes)
+    if repeat > ROUNDING * floor and not stochastic:
+        what = "the same question is answered differently each time: give noise="
+        raise NotALayer(what, repeat, ROUNDING * floor)
+    known = max(min(1e3 * floor, PLAIN), 10 * repeat)
+    level = max(repeat, order if order <= known else 0.0, floor / 5)
+    NotALayer.if_above(level, LARGEST, "the answers are too noisy to tell heads apart")
+    measured = (level, repeat, float("nan"), order, later <= known, False, False, order > known)
+    return OracleNoise(*measured, str(oracle.answer_dtype), oracle.dim, floor)

@@ -12,9 +12,8 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.recovery.examples.stages.hull import HullSettings, find_hull
+from manyheads.recovery.examples.stages.hull import HullSettings, find_hull, measure_span_error, span_of
 from manyheads.recovery.examples.stages.shards import open_shards
-from manyheads.recovery.examples.stages.span import measure_span_error, span_of
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.theory.papers import CHEN_LI

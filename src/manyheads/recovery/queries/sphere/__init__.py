@@ -1,1 +1,0 @@
-"""Extraction of a layer behind LayerNorm or RMSNorm: tokens on a sphere."""
