@@ -66,10 +66,10 @@ runs export = runs:Export = write a finished run as a Zarr folder or a netCDF fi
     manyheads runs export runs/joma/clouds/0a1b2c3d clouds.zarr
 runs repair = runs:Repair = keep the good units of damaged files
     manyheads runs repair runs/joma/clouds/0a1b2c3d
-report = report:Report = write one HTML file over stored runs
+report = runs:Report = write one HTML file over stored runs
     manyheads report --open
     manyheads report runs/joma --out joma.html
-cite = cite:Cite = print BibTeX for the sources of a study or of stored runs
+cite = runs:Cite = print BibTeX for the sources of a study or of stored runs
     manyheads cite joma/rebound
     manyheads cite runs
 count = count:Count = count FLOPs and bytes of a PyTorch model or a JAX function

@@ -1,4 +1,4 @@
-"""`manyheads runs`: what is stored, and its care: clean, compact, export, repair."""
+"""`manyheads runs`, `report` and `cite`: what is stored, its care, a report and the sources."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import tyro
 
 from manyheads.cli.help.wrapping import two_columns, wrap_output
-from manyheads.cli.parsing import OptionalInt, Store, Switch, existing
-from manyheads.errors import FileRefused, ManyheadsError
+from manyheads.cli.parsing import OptionalInt, OptionalPath, Store, Switch, existing
+from manyheads.errors import FileRefused, ManyheadsError, UsageError
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,48 @@ class Repair:
                 print(f"  {file.nameless} damaged lines name no unit")
         nothing = f"no file of {printable(self.path)} is damaged"
         print("'manyheads study run' computes what is lost" if found else nothing)
+        return 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML file with claims, figures, verdicts and citations."""
+
+    store: Store = Path("runs")  # Root folder of a store, or the folder of one run.
+    out: OptionalPath = None  # File to write; report.html in the store if absent.
+    open: Switch = False  # Open the report in the browser.
+
+    def run(self) -> int:
+        """Write the report and print its path."""
+        from manyheads.study.reporting.html import report
+
+        print(written := report(existing(self.store), self.out))
+        if self.open:
+            import webbrowser
+
+            webbrowser.open(written.resolve().as_uri())
+        return 0
+
+
+@dataclass(frozen=True)
+class Cite:
+    """Print BibTeX for a study, a run or all runs in a store, each source once."""
+
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = "runs"
+    """A study, or a folder with runs."""
+
+    def run(self) -> int:
+        """Print the entries."""
+        from manyheads.study.registry import STUDIES, load
+        from manyheads.study.reporting.citations import cite
+
+        if self.what and Path(self.what).is_dir():
+            print(cite(self.what))
+        elif self.what in STUDIES or ":" in self.what:
+            print(cite(load(self.what)))
+        else:
+            hint = "'manyheads study list' lists the studies"
+            raise UsageError(f"{self.what!r} is neither a folder with runs nor a study; {hint}")
         return 0
 
 

@@ -28,8 +28,7 @@ from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import INNER, unwrap
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.heads.layouts import HeadLayout, head_layouts
-from manyheads.probe.live.budget import TimeBudget
-from manyheads.probe.live.output import Output
+from manyheads.probe.live.output import Output, TimeBudget
 from manyheads.probe.live.reading import as_series
 from manyheads.probe.live.sharded import gram, local, squared_norm
 from manyheads.probe.live.step_log import Line
