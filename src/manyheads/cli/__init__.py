@@ -50,7 +50,7 @@ study show = study:Show = show the claim, source, flags and size of a study
 study run = study:Run = compare a theory's prediction with trained networks
     manyheads study run attention/costs --width 16 --replicates 2
     manyheads study run attention/costs --full --dry-run
-study submit = slurm.submit:Submit = run a study as a Slurm job array
+study submit = slurm:Submit = run a study as a Slurm job array
     manyheads study submit joma/rebound --array 100 --finish --dry-run
     manyheads study submit joma/rebound --sbatch --time=2:00:00
 runs list = runs:List = list stored runs, with unfinished and damaged ones
