@@ -277,6 +277,6 @@ def _message_of(error: Exception, unexpected: bool) -> str:
 
 def _complain(text: str) -> None:
     """Print one line on standard error."""
-    from manyheads.study.store.disk import printable
+    from manyheads._overview import printable
 
     print(f"manyheads: {printable(' '.join(text.split()))}", file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from manyheads._overview import printable
 from manyheads.cli.help.wrapping import two_columns, wrap_output
 from manyheads.cli.parsing import OptionalInt, OptionalPath, Store, Switch, existing
 from manyheads.errors import FileRefused, ManyheadsError, UsageError
@@ -25,7 +26,6 @@ class List:
 
     def run(self) -> int:
         """Print one line a run; nothing is changed."""
-        from manyheads.study.store.disk import printable
         from manyheads.study.store.run_store import find_paths
 
         rows = [_describe(path) for path in find_paths(existing(self.store))]
@@ -51,8 +51,6 @@ class Clean:
 
     def run(self) -> int:
         """Remove and print what was removed."""
-        from manyheads.study.store.disk import printable
-
         leftovers = removed = 0
 
         def clean(run: Any) -> None:
@@ -96,8 +94,6 @@ class Compact:
 
     def run(self) -> int:
         """Compact and print one line a run, refused ones included."""
-        from manyheads.study.store.disk import printable
-
         store = _no_linked_run(self.store)
         return _for_each_run(store, lambda run: print(f"{printable(run.path)}: {run.compact()} units"))
 
@@ -127,7 +123,6 @@ class Repair:
 
     def run(self) -> int:
         """Repair and print for each damaged file what was kept and what is lost."""
-        from manyheads.study.store.disk import printable
         from manyheads.study.store.repair import repair
         from manyheads.study.store.run_store import RunStore
 
@@ -198,7 +193,7 @@ def _no_linked_run(store: Path) -> Path:
 
 def _for_each_run(store: Path, act: Callable[[Any], None]) -> int:
     """Act on every run of a store, print errors on standard error and go on; return the exit status."""
-    from manyheads.study.store.disk import printable, trusting_nothing
+    from manyheads.study.store.disk import trusting_nothing
     from manyheads.study.store.run_store import RunStore, find_paths
 
     refused = 0

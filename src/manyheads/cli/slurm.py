@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from manyheads._overview import printable
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.parsing import Switch
 from manyheads.cli.study import parse_study
 from manyheads.errors import ManyheadsError, UsageError
 from manyheads.study.base import Study
-from manyheads.study.store.disk import printable, room_on_disk
+from manyheads.study.store.disk import room_on_disk
 
 MOST_TASKS = 100_000  # Slurm itself allows some thousand: MaxArraySize
 USAGE = """usage: manyheads study submit NAME --array N [flags of the study] [flags of the submission]

@@ -6,20 +6,16 @@ in any.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from manyheads._extras import xarray as xr
 from manyheads._namespaces import Floats
 from manyheads._overview import distinct_texts
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.alarms.changes import alarm_level, detection_statistics, standardized_residuals
 from manyheads.probe.alarms.figures import WATCHED, Alarm, Places, carry_forward, first_true
 from manyheads.probe.alarms.update_alarms import find_rounding, find_vanishing
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 LAG = 16  # probes over which a change must have its smallest size to be worth an alarm
 

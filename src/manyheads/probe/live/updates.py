@@ -17,11 +17,12 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from manyheads._extras import require
+from manyheads._extras import xarray as xr
 from manyheads.errors import ManyheadsError, UsageError, check_integer
 from manyheads.models.parameters import recognize
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
@@ -34,9 +35,6 @@ from manyheads.probe.live.sharded import gram, local, squared_norm
 from manyheads.probe.live.step_log import Line
 from manyheads.probe.live.trackers import Row, Tracker
 from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_density, marchenko_pastur_edges
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 # Optimizers that shrink weights by learning rate x weight decay beside the step of the gradient.
 DECOUPLED = ("AdamW", "Muon")
