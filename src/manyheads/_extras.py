@@ -4,11 +4,15 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
 from manyheads._moved import find_address
 from manyheads.errors import ExtraMissing
+
+if TYPE_CHECKING:
+    import xarray as xarray
 
 EXTRA_OF = {
     **dict.fromkeys(("jax", "jaxlib", "jaxtyping", "equinox", "optax", "diffrax", "optimistix"), "jax"),
@@ -29,6 +33,20 @@ def require(module: str) -> ModuleType:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
         raise name_extra(error, module) from error
+
+
+class LazyModule:
+    """A module that is imported at the first use of one of its attributes."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(require(self._name), attribute)
+
+
+if not TYPE_CHECKING:
+    xarray = LazyModule("xarray")
 
 
 def attach_stub(package: str, filename: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:

@@ -8,7 +8,7 @@ import pytest
 from tests.study.cluster import Cluster, Nap
 
 from manyheads.cli import main
-from manyheads.cli.slurm.jobs import SubmissionFailed, job_script, sbatch_options, submit, write_script
+from manyheads.cli.slurm import SubmissionFailed, job_script, sbatch_options, submit, write_script
 from manyheads.errors import UsageError
 from manyheads.study import open_run, run
 from manyheads.study.store.equality import differences

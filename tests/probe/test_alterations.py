@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from manyheads.errors import UsageError
-from manyheads.models.checkpoints.header import DTYPES
+from manyheads.models.checkpoints.tensor_file import DTYPES
 from manyheads.probe import verify_checkpoints as verify
 from manyheads.probe.checkpoints.alterations.changes import measure_changes
 from manyheads.probe.checkpoints.contents import PRECISION, Extremes

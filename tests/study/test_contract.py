@@ -62,7 +62,7 @@ def test_distortions_are_different_data(seed, tmp_path):
 
 
 def test_fields_must_not_be_flags_of_every_run():
-    from manyheads.cli.slurm.submit import Submission
+    from manyheads.cli.slurm import Submission
     from manyheads.cli.study import Options
     from manyheads.study.contract import RUN_FLAGS
 

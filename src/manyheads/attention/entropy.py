@@ -19,7 +19,7 @@ import numpy as np
 from manyheads._arrays import follows_arrays
 from manyheads._namespaces import Array, cast, in_common_dtype, is_torch, kind, like, namespace
 from manyheads.attention.masks import Mask, as_array, as_rule, cut, evaluate, part_of
-from manyheads.attention.row_entropy import align, batch_of, reduce_rows
+from manyheads.attention.softmax import align, batch_of, reduce_rows
 from manyheads.errors import ShapeError, check_integer
 
 if TYPE_CHECKING:

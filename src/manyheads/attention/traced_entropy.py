@@ -14,7 +14,7 @@ import numpy as np
 
 from manyheads._trees import PyTree
 from manyheads.attention.masks import Mask
-from manyheads.attention.row_entropy import align, batch_of, reduce_rows
+from manyheads.attention.softmax import align, batch_of, reduce_rows
 
 BANDS = 7  # at most, of rows, each with the keys that a rule lets it see; each is compiled on its own
 PIECES = 4  # at least, blocks of rows in a band

@@ -50,7 +50,7 @@ study show = study:Show = show the claim, source, flags and size of a study
 study run = study:Run = compare a theory's prediction with trained networks
     manyheads study run attention/costs --width 16 --replicates 2
     manyheads study run attention/costs --full --dry-run
-study submit = slurm.submit:Submit = run a study as a Slurm job array
+study submit = slurm:Submit = run a study as a Slurm job array
     manyheads study submit joma/rebound --array 100 --finish --dry-run
     manyheads study submit joma/rebound --sbatch --time=2:00:00
 runs list = runs:List = list stored runs, with unfinished and damaged ones
@@ -66,10 +66,10 @@ runs export = runs:Export = write a finished run as a Zarr folder or a netCDF fi
     manyheads runs export runs/joma/clouds/0a1b2c3d clouds.zarr
 runs repair = runs:Repair = keep the good units of damaged files
     manyheads runs repair runs/joma/clouds/0a1b2c3d
-report = report:Report = write one HTML file over stored runs
+report = runs:Report = write one HTML file over stored runs
     manyheads report --open
     manyheads report runs/joma --out joma.html
-cite = cite:Cite = print BibTeX for the sources of a study or of stored runs
+cite = runs:Cite = print BibTeX for the sources of a study or of stored runs
     manyheads cite joma/rebound
     manyheads cite runs
 count = count:Count = count FLOPs and bytes of a PyTorch model or a JAX function
@@ -277,6 +277,6 @@ def _message_of(error: Exception, unexpected: bool) -> str:
 
 def _complain(text: str) -> None:
     """Print one line on standard error."""
-    from manyheads.study.store.disk import printable
+    from manyheads._overview import printable
 
     print(f"manyheads: {printable(' '.join(text.split()))}", file=sys.stderr)

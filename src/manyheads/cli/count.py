@@ -128,8 +128,8 @@ class Count:
 
     def _traced_cost(self) -> "tuple[Cost, dict[str, Json]]":
         """Return the cost of the model of transformers, and its forward pass beside the closed form."""
-        from manyheads.cli.traced import make_model
         from manyheads.costs import count
+        from manyheads.models.checkpoints.loading import make_model
         from manyheads.models.config import load_config, read_config
         from manyheads.models.counts import matrix_flops
 
@@ -183,8 +183,8 @@ class Count:
     def _model_cost(self) -> "tuple[Cost, dict[str, Json]]":
         from manyheads import costs
         from manyheads.costs.formulas.decoding import token_cost
-        from manyheads.costs.formulas.depth import crossover_length
         from manyheads.costs.formulas.memory import activation_bytes, embedding_table, matrix_parameters
+        from manyheads.costs.shapes import crossover_length
 
         if self.meta or self.shapes or self.trips is not None:
             raise UsageError(

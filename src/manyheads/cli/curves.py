@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Union
 
 import tyro
 
+from manyheads._overview import plain_text, printable, render_table
 from manyheads.cli.parsing import OptionalPath, Switch
 from manyheads.errors import UsageError
 
@@ -45,9 +46,7 @@ class Judge:
         FileRefused
             A file that holds no curves or no losses.
         """
-        from manyheads._overview import plain_text, render_table
         from manyheads.curves.judge import judge_curves
-        from manyheads.study.store.disk import printable
 
         found = judge_curves(self._read())
         if self.plot is not None:

@@ -1,4 +1,4 @@
-"""`manyheads runs`: what is stored, and its care: clean, compact, export, repair."""
+"""`manyheads runs`, `report` and `cite`: what is stored, its care, a report and the sources."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import tyro
 
+from manyheads._overview import printable
 from manyheads.cli.help.wrapping import two_columns, wrap_output
-from manyheads.cli.parsing import OptionalInt, Store, Switch, existing
-from manyheads.errors import FileRefused, ManyheadsError
+from manyheads.cli.parsing import OptionalInt, OptionalPath, Store, Switch, existing
+from manyheads.errors import FileRefused, ManyheadsError, UsageError
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,6 @@ class List:
 
     def run(self) -> int:
         """Print one line a run; nothing is changed."""
-        from manyheads.study.store.disk import printable
         from manyheads.study.store.run_store import find_paths
 
         rows = [_describe(path) for path in find_paths(existing(self.store))]
@@ -51,8 +51,6 @@ class Clean:
 
     def run(self) -> int:
         """Remove and print what was removed."""
-        from manyheads.study.store.disk import printable
-
         leftovers = removed = 0
 
         def clean(run: Any) -> None:
@@ -96,8 +94,6 @@ class Compact:
 
     def run(self) -> int:
         """Compact and print one line a run, refused ones included."""
-        from manyheads.study.store.disk import printable
-
         store = _no_linked_run(self.store)
         return _for_each_run(store, lambda run: print(f"{printable(run.path)}: {run.compact()} units"))
 
@@ -127,7 +123,6 @@ class Repair:
 
     def run(self) -> int:
         """Repair and print for each damaged file what was kept and what is lost."""
-        from manyheads.study.store.disk import printable
         from manyheads.study.store.repair import repair
         from manyheads.study.store.run_store import RunStore
 
@@ -146,6 +141,48 @@ class Repair:
         return 0
 
 
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML file with claims, figures, verdicts and citations."""
+
+    store: Store = Path("runs")  # Root folder of a store, or the folder of one run.
+    out: OptionalPath = None  # File to write; report.html in the store if absent.
+    open: Switch = False  # Open the report in the browser.
+
+    def run(self) -> int:
+        """Write the report and print its path."""
+        from manyheads.study.reporting.html import report
+
+        print(written := report(existing(self.store), self.out))
+        if self.open:
+            import webbrowser
+
+            webbrowser.open(written.resolve().as_uri())
+        return 0
+
+
+@dataclass(frozen=True)
+class Cite:
+    """Print BibTeX for a study, a run or all runs in a store, each source once."""
+
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = "runs"
+    """A study, or a folder with runs."""
+
+    def run(self) -> int:
+        """Print the entries."""
+        from manyheads.study.registry import STUDIES, load
+        from manyheads.study.reporting.citations import cite
+
+        if self.what and Path(self.what).is_dir():
+            print(cite(self.what))
+        elif self.what in STUDIES or ":" in self.what:
+            print(cite(load(self.what)))
+        else:
+            hint = "'manyheads study list' lists the studies"
+            raise UsageError(f"{self.what!r} is neither a folder with runs nor a study; {hint}")
+        return 0
+
+
 def _no_linked_run(store: Path) -> Path:
     """Return the root of a store; a link to one run is refused, since it says nothing of what would be removed."""
     if store.is_symlink() and (store / "run.json").exists():
@@ -156,7 +193,7 @@ def _no_linked_run(store: Path) -> Path:
 
 def _for_each_run(store: Path, act: Callable[[Any], None]) -> int:
     """Act on every run of a store, print errors on standard error and go on; return the exit status."""
-    from manyheads.study.store.disk import printable, trusting_nothing
+    from manyheads.study.store.disk import trusting_nothing
     from manyheads.study.store.run_store import RunStore, find_paths
 
     refused = 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional, Self, Unio
 
 import tyro
 
+from manyheads._overview import printable
 from manyheads.cli.flags import Flag, check_flags, flag, flags_of, list_flags, suggest
 from manyheads.cli.help.descriptions import default_of, describe, kept_description
 from manyheads.cli.help.wrapping import is_watched, two_columns, wrap, wrap_lines, wrap_output
@@ -226,7 +227,6 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     from rich.text import Text
 
     from manyheads.study.reporting.html import format_figure
-    from manyheads.study.store.disk import printable
 
     console = Console(width=None if is_watched() else 160, soft_wrap=False)
     table = Table("claim", "outcome", "figure", "99% interval", "holds within", box=None, padding=(0, 2, 0, 0))

@@ -1,10 +1,11 @@
-"""Shapes: the integers of an architecture that its cost depends on."""
+"""Shapes: the integers of an architecture that its cost depends on, with its sequential depth and crossover length."""
 
 from dataclasses import MISSING, dataclass, field
+from fractions import Fraction
 from typing import Any, Literal
 
 from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 Norm = Literal["layernorm", "rmsnorm", "none"]
@@ -242,6 +243,39 @@ class PooledShape:
 
     def __post_init__(self) -> None:
         check_fields(self, "PooledShape: ")
+
+
+def sequential_depth(shape: ModelShape | RecurrentShape | PooledShape, length: int) -> int:
+    """Count the layers that must run one after the other for a sequence of `n` positions.
+
+    A recurrent network takes `n L_c`, the pooled MLP `L` and a tree of `ceil(log2 n)` sums, a transformer `L` blocks.
+    Heads and embeddings are left out.
+
+    Examples
+    --------
+    >>> [sequential_depth(shape, 1024) for shape in (RecurrentShape(8, 8), PooledShape(8, 8), ModelShape(2, 8, 2))]
+    [1024, 11, 2]
+    """
+    length = check_integer("length", length)
+    if isinstance(shape, RecurrentShape):
+        return length * shape.cell_layers
+    if isinstance(shape, PooledShape):
+        return shape.layers + (length - 1).bit_length()
+    return shape.layers
+
+
+def crossover_length(shape: ModelShape) -> Fraction:
+    """Return the length at which the attention core costs as much as the rest of a block: `n = (2 + r) d`.
+
+    In dense FLOPs: `2 n h d_k` multiply-adds a token against those of projections and MLP. The causal core, counted
+    exactly, gets there at about twice the length.
+
+    Examples
+    --------
+    >>> crossover_length(ModelShape(layers=12, width=768, heads=12)) == 6 * 768
+    True
+    """
+    return Fraction(shape.projection_macs + shape.mlp_macs, 2 * shape.query_width)
 
 
 # Elementwise operations of a value, and its transcendental functions, in the forward and in the backward pass, where

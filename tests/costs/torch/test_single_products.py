@@ -7,7 +7,7 @@ import pytest
 
 import manyheads as mh
 from manyheads.costs.cost import UnknownCost
-from manyheads.costs.torch.attention_products import MASKED
+from manyheads.costs.torch.products import MASKED
 from manyheads.errors import UsageError
 
 torch = pytest.importorskip("torch")

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.alphabet import ALPHABET
 
-from manyheads.models.checkpoints.header import DTYPES
-from manyheads.models.checkpoints.tensor_file import TensorFile
+from manyheads.models.checkpoints.tensor_file import DTYPES, TensorFile
 from manyheads.models.refusals import CheckpointRefused
 
 VALID = {

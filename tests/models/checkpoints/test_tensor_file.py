@@ -17,8 +17,7 @@ from hypothesis.extra import numpy as hnp
 from tests.alphabet import ALPHABET
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.models.checkpoints.header import DTYPES
-from manyheads.models.checkpoints.tensor_file import TensorFile
+from manyheads.models.checkpoints.tensor_file import DTYPES, TensorFile
 from manyheads.models.refusals import FileChanged
 
 

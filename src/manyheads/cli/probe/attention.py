@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from manyheads._overview import render_table
+from manyheads._extras import xarray as xr
+from manyheads._overview import printable, render_table
 from manyheads.cli.parsing import OptionalInt, OptionalPath, Switch
 from manyheads.cli.probe.checkpoints import Paths, as_json, given_checkpoints, number
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from manyheads.probe.reports.shapes import Reading
 
 OPTIONS = ("rows", "store", "findings", "dtype", "device", "follow_links")
@@ -79,7 +78,6 @@ def _as_text(tree: xr.DataTree, shape: tuple[int, ...], written: tuple[Path, Pat
     """Yield the lines of the table, the theory's reading, dormant heads, and what was written."""
     from manyheads.probe.heads.dormant import dormant_heads
     from manyheads.probe.reports.shapes import read_shapes, summarize_shapes
-    from manyheads.study.store.disk import printable
 
     found = tree["attention_fixed"].to_dataset()
     last, readings = found.isel(step=-1), read_shapes(tree)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Union
 
 import tyro
 
+from manyheads._extras import xarray as xr
 from manyheads._json import Json, json_ready
-from manyheads._overview import render_table
+from manyheads._overview import printable, render_table
 from manyheads.cli.parsing import OptionalPath, Switch
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from manyheads.probe.checkpoints.series import Source
 
 SHOWN = 6  # checkpoints of a series that fit beside one another in a terminal
@@ -76,7 +75,6 @@ class Verify:
     def run(self) -> int:
         """Verify and print; return the exit status, 3 if no checkpoint can be read."""
         from manyheads.probe import verify_checkpoints
-        from manyheads.study.store.disk import printable
 
         against = None if self.against is None else given_checkpoints((self.against,))
         found = verify_checkpoints(given_checkpoints(self.checkpoints), against=against, follow_links=self.follow_links)
@@ -110,8 +108,6 @@ def as_json(found: xr.Dataset) -> dict[str, Json]:
 
 def _as_text(found: xr.Dataset) -> str:
     """Return tables of the matrices and of the circuits of heads."""
-    from manyheads.study.store.disk import printable
-
     one, said = found.sizes["checkpoint"] == 1, found.attrs
     texts = [_series(found, name) for name in ("stable_rank", "spectral", "coherence")]
     texts = [_matrices(found.isel(checkpoint=0))] if one else texts

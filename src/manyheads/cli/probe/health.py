@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Union
+from typing import Annotated, Union
 
 import tyro
 
+from manyheads._extras import xarray as xr
+from manyheads._overview import printable
 from manyheads.cli.parsing import OptionalInt, Switch
 from manyheads.errors import UsageError
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class Health:
 
         from manyheads.probe import find_alarms
         from manyheads.probe.heads.dormant import dormant_heads
-        from manyheads.study.store.disk import printable
 
         curves, updates = _fixed_batch(self.recording)
         options = {name: getattr(self, name) for name in ("probes", "false_alarm", "max_logit", "silent")}

@@ -10,7 +10,7 @@ from typing import Any
 
 from manyheads.costs.cost import UnknownCost
 from manyheads.costs.tally import NOTHING, Tally
-from manyheads.costs.torch import attention_products, products
+from manyheads.costs.torch import products
 from manyheads.costs.torch.known_numbers import KnownNumbers
 
 Place = tuple[str, str, str]
@@ -35,7 +35,7 @@ class Trace:
         self.modules: list[tuple[str, int]] = []  # that run now, each with the number of backward passes around it
         self.forward: dict[int, Place] = {}  # products by the number of their autograd node
         self.scores: Any = torch.utils.weak.WeakTensorKeyDictionary()  # products of queries and keys, their softmaxes
-        self.explicit, self.paused, self.attention = 0, False, attention_products.attention_rule()
+        self.explicit, self.paused, self.attention = 0, False, products.attention_rule()
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes of the count."""
@@ -211,7 +211,7 @@ class Trace:
         """Stand in for `scaled_dot_product_attention`."""
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         if query.is_nested:
-            raise UnknownCost(attention_products.NESTED)
+            raise UnknownCost(products.NESTED)
         if self.torch._C._functorch.peek_interpreter_stack() is not None:  # vmap, grad and others need all products
             with self.torch.nn.attention.sdpa_kernel(self.torch.nn.attention.SDPBackend.MATH):
                 return kernel(query, key, value, attn_mask, **options)
@@ -233,7 +233,7 @@ class Trace:
         if block_mask is not None:
             extents = torch.Size((*block_mask.shape[:-2], query.shape[-2], key.shape[-2]))
             mask = query.new_empty((), device="meta")  # without numbers
-            if extents.numel() <= attention_products.LARGEST:
+            if extents.numel() <= products.LARGEST:
                 mask = block_mask.mask_mod(*torch.meshgrid(*map(torch.arange, extents), indexing="ij"))
         run = lambda q, k, v: kernel(q, k, v, score_mod, block_mask, scale, enable_gqa, False, kernel_options)  # noqa: E731
         out = self._attention(run, query, key, value, mask)
@@ -245,11 +245,11 @@ class Trace:
     def _attention(self, run: Any, query: Any, key: Any, value: Any, mask: Any, is_causal: bool = False) -> Any:
         """Count the pairs of a kernel, and run it if there are numbers."""
         queries, keys, lead = query.shape[-2], key.shape[-2], query.shape[:-2].numel()
-        pairs = lead * (attention_products.causal_pairs(queries, keys) if is_causal else Tally.of(queries * keys))
+        pairs = lead * (products.causal_pairs(queries, keys) if is_causal else Tally.of(queries * keys))
         if mask is not None:
             numbers = self.numbers.find(mask)
-            self.found[attention_products.UNKNOWN_MASK if numbers is None else attention_products.MASKED] = None
-            pairs = pairs if numbers is None else attention_products.masked_pairs(numbers.detach(), queries, keys, lead)
+            self.found[products.UNKNOWN_MASK if numbers is None else products.MASKED] = None
+            pairs = pairs if numbers is None else products.masked_pairs(numbers.detach(), queries, keys, lead)
         name, stage, path = self.place(products.describe_product("attention", query, key))
         self.add((name, stage, path), (query.shape[-1] + value.shape[-1]) * pairs)
 
@@ -262,6 +262,6 @@ class Trace:
             finally:
                 self.paused = False
 
-        macs = functools.partial(attention_products.backward_macs, pairs, query, value)
+        macs = functools.partial(products.backward_macs, pairs, query, value)
         gradients = lambda needed: self.add((name, "backward", path), macs(needed))  # noqa: E731
         return self.attention(kernel, gradients, query, key, value, mask)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
 from manyheads.models.checkpoints.files import read_json
-from manyheads.models.checkpoints.header import DTYPES, TensorEntry
-from manyheads.models.checkpoints.tensor_file import TensorFile, unknown_name
+from manyheads.models.checkpoints.tensor_file import DTYPES, TensorEntry, TensorFile, unknown_name
 from manyheads.models.refusals import FileDamaged, FileMissing, FileUnreadable, PickleRefused, shorten
 
 Array = NDArray[Any]

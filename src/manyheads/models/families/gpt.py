@@ -5,24 +5,14 @@ from manyheads.models.modules import CLASSIFIERS, NEVER, Family, Module, Role, h
 GPT2 = Family(
     "gpt2",
     ("", "transformer."),
-    keys(
-        width=("n_embd", 768),
-        heads=("n_head", 12),
-        layers=("n_layer", 12),
-        eps=("layer_norm_epsilon", 1e-5),
-        tied=True,
-        scaled=("scale_attn_weights", True),
-        scaled_by_layer=("scale_attn_by_inverse_layer_idx", False),
-        mlp_hidden=("n_inner", None),
-        vocabulary=50257,
-        activation=("activation_function", "gelu_new"),
-        positions=("n_positions", 1024),
-    ),
+    keys(width=("n_embd", 768), heads=("n_head", 12), layers=("n_layer", 12), eps=("layer_norm_epsilon", 1e-5))
+    | keys(tied=True, scaled=("scale_attn_weights", True), scaled_by_layer=("scale_attn_by_inverse_layer_idx", False))
+    | keys(mlp_hidden=("n_inner", None), vocabulary=50257, activation=("activation_function", "gelu_new"))
+    | keys(positions=("n_positions", 1024)),
     modules("""
         wte=embedding wpe=position
         h.{layer}. ln_1=attention_norm attn.c_attn=query_key_value attn.c_proj=output
-        h.{layer}.attn. bias=buffer masked_bias=buffer
-        h.{layer}. ln_2=mlp_norm mlp.c_fc=mlp_in mlp.c_proj=mlp_out
+        h.{layer}. attn.bias=buffer attn.masked_bias=buffer ln_2=mlp_norm mlp.c_fc=mlp_in mlp.c_proj=mlp_out
         ln_f=final_norm
     """),
     (lookup_head(), *head("multiple_choice_head.summary=classifier"), *CLASSIFIERS),

@@ -7,31 +7,30 @@ TABULATED = "rotary positions pair neighbouring components, by a table in single
 SLOPES = "its logits fall with the distance (ALiBi)"
 
 
-def _gpt(width: int, heads: int, layers: int, tied: bool) -> dict[str, Key]:
-    """Return the keys of GPT-2 and of families named after it."""
-    return keys(
-        width=("n_embd|hidden_size", width),
-        heads=("n_head|num_attention_heads", heads),
-        layers=("n_layer|num_hidden_layers", layers),
-        eps=("layer_norm_epsilon", 1e-5),
-        tied=tied,
+def _gpt(width: int, heads: int, layers: int, vocabulary: int, activation: str = "gelu_new", tied: bool = True,
+         named: bool = True) -> dict[str, Key]:  # fmt: skip
+    """Return the keys of families named after GPT-2; `named` if width and activation of the MLP have keys."""
+    hidden, function = ("n_inner", "activation_function") if named else ("", "")
+    return (
+        keys(width=("n_embd|hidden_size", width), heads=("n_head|num_attention_heads", heads))
+        | keys(layers=("n_layer|num_hidden_layers", layers), eps=("layer_norm_epsilon", 1e-5), tied=tied)
+        | keys(mlp_hidden=(hidden, None), vocabulary=vocabulary, activation=(function, activation))
     )
 
 
+_ROTARY_BLOCKS = """
+    wte=embedding
+    h.{{layer}}. ln_1=attention_norm
+    h.{{layer}}.attn. {}
+    h.{{layer}}.attn. bias=buffer masked_bias=buffer
+    h.{{layer}}.mlp. fc_in=mlp_in fc_out=mlp_out
+    ln_f=final_norm
+"""
 GPTJ = Family(
     "gptj",
     ("", "transformer."),
-    _gpt(4096, 16, 28, tied=False)
-    | keys(rotary_theta=("", 10000.0), rotary_dims=("rotary_dim", 64), mlp_hidden=("n_inner", None), vocabulary=50400)
-    | keys(activation=("activation_function", "gelu_new")),
-    modules("""
-        wte=embedding
-        h.{layer}. ln_1=attention_norm
-        h.{layer}.attn. q_proj=query:never k_proj=key:never v_proj=value:never out_proj=output:never
-        h.{layer}.attn. bias=buffer masked_bias=buffer
-        h.{layer}.mlp. fc_in=mlp_in fc_out=mlp_out
-        ln_f=final_norm
-    """),
+    _gpt(4096, 16, 28, 50400, tied=False) | keys(rotary_theta=("", 10000.0), rotary_dims=("rotary_dim", 64)),
+    modules(_ROTARY_BLOCKS.format("q_proj=query:never k_proj=key:never v_proj=value:never out_proj=output:never")),
     (*head("lm_head=unembedding:always"), *CLASSIFIERS),
     parallel=True,
     beyond=TABULATED,
@@ -39,13 +38,7 @@ GPTJ = Family(
 CODEGEN = GPTJ.derive(
     "codegen",
     fused="quarters",
-    body=modules("""
-        wte=embedding
-        h.{layer}. ln_1=attention_norm attn.qkv_proj=query_key_value:never attn.out_proj=output:never
-        h.{layer}.attn. bias=buffer masked_bias=buffer
-        h.{layer}.mlp. fc_in=mlp_in fc_out=mlp_out
-        ln_f=final_norm
-    """),
+    body=modules(_ROTARY_BLOCKS.format("qkv_proj=query_key_value:never out_proj=output:never")),
 )
 
 GPT_NEO = Family(
@@ -68,9 +61,8 @@ GPT_NEO = Family(
 GPT_BIGCODE = Family(
     "gpt_bigcode",
     ("", "transformer."),
-    _gpt(768, 12, 12, tied=True)
-    | keys(scaled=("scale_attn_weights", True), multi_query=True, mlp_hidden=("n_inner", None), vocabulary=50257)
-    | keys(activation=("activation_function", "gelu_pytorch_tanh"), positions=("n_positions", 1024)),
+    _gpt(768, 12, 12, 50257, "gelu_pytorch_tanh")
+    | keys(scaled=("scale_attn_weights", True), multi_query=True, positions=("n_positions", 1024)),
     GPT2.body,
     fused="parts",
     refused={"multi_query": (False, "queries, keys and values of all heads are interleaved without multi_query")},
@@ -79,8 +71,7 @@ GPT_BIGCODE = Family(
 OPENAI_GPT = Family(
     "openai-gpt",
     ("", "transformer."),
-    _gpt(768, 12, 12, tied=True)
-    | keys(mlp_hidden=("", None), vocabulary=40478, activation=("", "gelu_new"), positions=("n_positions", 512)),
+    _gpt(768, 12, 12, 40478, named=False) | keys(positions=("n_positions", 512)),
     modules("""
         tokens_embed=embedding positions_embed=position
         h.{layer}. attn.c_attn=query_key_value attn.c_proj=output attn.bias=buffer ln_1=attention_norm
@@ -96,9 +87,7 @@ OPENAI_GPT = Family(
 BLOOM = Family(
     "bloom",
     ("", "transformer."),
-    _gpt(64, 8, 2, tied=True)
-    | keys(width=("hidden_size|n_embed", 64))
-    | keys(mlp_hidden=("", None), vocabulary=250880, activation=("", "gelu_pytorch_tanh")),
+    _gpt(64, 8, 2, 250880, "gelu_pytorch_tanh", named=False) | keys(width=("hidden_size|n_embed", 64)),
     modules("""
         word_embeddings=embedding word_embeddings_layernorm=embedding_norm
         h.{layer}. input_layernorm=attention_norm
@@ -176,14 +165,13 @@ STARCODER2 = Family(
     | keys(tied=True, use_bias=True, rotary_theta=10000.0, rotary_fraction=("", 1.0))
     | keys(windowed=("", True), window=("sliding_window", None, 0), window_from_layer=("", 0))
     | keys(mlp_hidden=12288, vocabulary=49152, activation="gelu_pytorch_tanh"),
-    (
-        *modules("embed_tokens=embedding"),
-        *modules("layers.{layer}. input_layernorm=attention_norm"),
-        *modules("layers.{layer}.self_attn. q_proj=query k_proj=key v_proj=value o_proj=output", "use_bias"),
-        *modules("layers.{layer}. post_attention_layernorm=mlp_norm"),
-        *modules("layers.{layer}.mlp. c_fc=mlp_in c_proj=mlp_out", "use_bias"),
-        *modules("norm=final_norm"),
-    ),
+    modules("""
+        embed_tokens=embedding
+        layers.{layer}. input_layernorm=attention_norm
+        layers.{layer}.self_attn. q_proj=query:use_bias k_proj=key:use_bias v_proj=value:use_bias o_proj=output:use_bias
+        layers.{layer}. post_attention_layernorm=mlp_norm mlp.c_fc=mlp_in:use_bias mlp.c_proj=mlp_out:use_bias
+        norm=final_norm
+    """),
 )
 
 PERSIMMON = Family(
@@ -193,8 +181,8 @@ PERSIMMON = Family(
     | keys(rotary_fraction=0.5, mlp_hidden=16384, vocabulary=262144, activation="relu2"),
     (
         *modules("embed_tokens=embedding"),
-        *modules("layers.{layer}. input_layernorm=attention_norm"),
-        *modules("layers.{layer}.self_attn. query_key_value=query_key_value dense=output"),
+        *modules("layers.{layer}. input_layernorm=attention_norm self_attn.query_key_value=query_key_value"),
+        *modules("layers.{layer}. self_attn.dense=output"),
         *modules("layers.{layer}.self_attn. q_layernorm=query_norm k_layernorm=key_norm", "normed", when="normed"),
         *modules("layers.{layer}. post_attention_layernorm=mlp_norm"),
         *modules("layers.{layer}.mlp. dense_h_to_4h=mlp_in dense_4h_to_h=mlp_out"),

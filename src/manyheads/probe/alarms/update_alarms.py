@@ -2,17 +2,15 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from manyheads._extras import xarray as xr
 from manyheads._namespaces import Floats
 from manyheads._overview import distinct_texts
 from manyheads.errors import UsageError
 from manyheads.probe.alarms.figures import Alarm, Places, carry_forward, first_true
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 # Figure -> its name in an alarm, and the share of its usual size beside the median series below which it vanishes.
 VANISHING = {"gradient_rms": ("gradient", 1e-3), "update_ratio": ("update", 1 / 30)}

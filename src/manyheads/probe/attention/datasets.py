@@ -4,16 +4,14 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from manyheads._extras import xarray as xr
 from manyheads._namespaces import Floats
 from manyheads.errors import UsageError
 from manyheads.probe.attention.row_sampling import LEAST_FOR_INTERVAL, NORMAL_95
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 FIGURES = {
     "entropy": ("attention entropy of a row", "nat"),
@@ -133,8 +131,6 @@ def stack_snapshots(
     steps: Sequence[int], snapshots: Sequence[Snapshot], rows: int | None, unmeasured: list[str]
 ) -> "xr.Dataset":
     """Gather figures over (step, layer, head); layers that a step lacks are NaN there."""
-    import xarray as xr
-
     layers = {layer.module: layer for snapshot in snapshots for layer in snapshot.layers}
     shape = len(snapshots), len(layers), max(layer.heads for layer in layers.values())
     place = {name: row for row, name in enumerate(layers)}

@@ -18,8 +18,7 @@ from collections.abc import Collection
 
 from manyheads.models.torch.lazy_torch import Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall
-from manyheads.probe.attention.row_statistics import summarize_mask
-from manyheads.probe.attention.sinks import fold_sink
+from manyheads.probe.attention.row_statistics import fold_sink, summarize_mask
 
 PADDING = 8  # columns that carry the position: heads of queries, keys and values must be equally wide
 SLACK = 1e-5  # relative, for the rounding of the bound on a row's largest logit: some 80 eps of float32

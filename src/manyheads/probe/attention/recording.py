@@ -3,12 +3,13 @@
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyheads._extras import require
+from manyheads._extras import xarray as xr
 from manyheads.errors import UsageError, check_integer
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall, read_call
@@ -17,9 +18,6 @@ from manyheads.probe.attention.fused import fused_statistics
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.row_sampling import RowSample, draw_rows, estimate_mean
 from manyheads.probe.attention.row_statistics import row_statistics
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 @dataclass

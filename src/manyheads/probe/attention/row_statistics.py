@@ -1,10 +1,15 @@
-"""Attention statistics of chosen rows: exact, from the logits of those rows, for every mask, bias and soft-cap.
+r"""Attention statistics of chosen rows: exact, from the logits of those rows, for every mask, bias and soft-cap.
 
 With x = s - max s, e = exp x and Z = sum e over the allowed keys of a row,
 
     lse = max s + log Z,   H = log Z - sum e x / Z,   E[s] = max s + sum e x / Z,   sum p^2 = sum e^2 / Z^2,
 
-and no term cancels. Computed in float32, or in float64 where queries are.
+and no term cancels. Computed in float32, or in float64 where queries are. A learned sink is a further logit beta in the
+softmax: with :math:`x = \mathrm{lse} - \beta` and :math:`g = \sigma(x)`, the mass on the keys,
+
+.. math:: H' = g H + h(g), \quad h(g) = \log(1 + e^x) - g x, \quad \mathrm{lse}' = \log(e^{\mathrm{lse}} + e^\beta),
+
+the collision probability is :math:`g^2 C + (1-g)^2`, the mass on the first key g P, and the sink holds 1 - g.
 """
 
 from dataclasses import dataclass
@@ -12,7 +17,6 @@ from typing import Any
 
 from manyheads.models.torch.lazy_torch import Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall
-from manyheads.probe.attention.sinks import fold_sink
 
 BLOCK = 128  # rows at a time: their logits are held for all heads
 
@@ -119,3 +123,25 @@ def summarize_mask(call: AttentionCall, rows: Tensor, dtype: Any) -> MaskSummary
         parts.append((count, allowed.int().argmax(-1), centre, counted))
     count, first, centre, counted = (torch.cat(each, dim=-1) for each in zip(*parts, strict=True))
     return MaskSummary(count, first, centre, counted, own)
+
+
+def fold_sink(statistics: dict[str, Tensor], sink: Tensor) -> dict[str, Tensor]:
+    """Include a learned sink.
+
+    From statistics of the keys alone (B, H, r) and the sink's logit (H,) or (1,): the same names with the sink
+    included, `sink_mass`, and `key_entropy`, the entropy among the keys. Logits and distances are those of the keys.
+    """
+    beta = sink.view(1, -1, 1)
+    lse = statistics["logsumexp"]
+    x = lse - beta
+    mass = torch.sigmoid(x)
+    rest = torch.sigmoid(-x)
+    if "collision" in statistics:
+        statistics = statistics | {"collision": mass * mass * statistics["collision"] + rest * rest}
+    return statistics | {
+        "entropy": mass * statistics["entropy"] + torch.nn.functional.softplus(x) - mass * x,
+        "logsumexp": torch.logaddexp(lse, beta.expand_as(lse)),
+        "first_mass": mass * statistics["first_mass"],
+        "sink_mass": rest,
+        "key_entropy": statistics["entropy"],
+    }

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.models.checkpoints.checkpoint import Checkpoint
-from manyheads.models.checkpoints.header import DTYPES, TensorEntry
+from manyheads.models.checkpoints.tensor_file import DTYPES, TensorEntry
 from manyheads.models.parameters import parameter_roles
 from manyheads.models.refusals import CheckpointRefused, FamilyUnknown, FileMissing
 from manyheads.probe.checkpoints.grids import GridTest

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.models.checkpoints.header import DTYPES
+from manyheads.models.checkpoints.tensor_file import DTYPES
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.contents import NARROW, Contents, Finding, Notes
 

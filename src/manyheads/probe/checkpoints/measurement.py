@@ -8,9 +8,10 @@ on with the checkpoint in which it stopped.
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from manyheads._extras import require
+from manyheads._extras import xarray as xr
 from manyheads._json import Json
 from manyheads._namespaces import Array
 from manyheads.errors import UsageError
@@ -28,9 +29,6 @@ from manyheads.probe.live.reading import as_series, encode_snapshot, open_record
 from manyheads.probe.live.recorder import run_in_evaluation
 from manyheads.probe.live.step_log import StepLog
 from manyheads.study.execution.progress import progress_bar
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 class SeriesRefused(CheckpointRefused):
@@ -121,8 +119,6 @@ def measure_checkpoints(
     >>> tree["attention_fixed"].entropy.sizes
     Frozen({'step': 2, 'layer': 1, 'head': 2})
     """
-    import xarray as xr
-
     require("transformers")
     ids = check_tokens(tokens)
     if findings not in ("refuse", "warn"):

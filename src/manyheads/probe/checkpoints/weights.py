@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from manyheads._extras import xarray as xr
 from manyheads.errors import CertificateError, UsageError
 from manyheads.models.attention_layers import attention_config, head_weights, unread
 from manyheads.models.checkpoints.checkpoint import Checkpoint
@@ -25,9 +26,6 @@ from manyheads.spectra import coherence, stable_rank
 from manyheads.spectra.bidiagonal import Matrix, row_blocks
 from manyheads.spectra.levels import count_beyond_edge, expected_stable_rank, marchenko_pastur_edges
 from manyheads.spectra.ranks import CHOLESKY_SIDE, StableRank
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 TABLE_BYTES = 2**26
 FIRST = (Role.EMBEDDING, Role.POSITION, Role.SEGMENT, Role.PATCH, Role.EMBEDDING_PROJECTION)
@@ -137,8 +135,6 @@ def weight_spectra(
     >>> round(found.stable_rank.sel(matrix="w").item() / found.stable_rank_random.sel(matrix="w").item(), 1)
     1.0
     """
-    import xarray as xr
-
     sources = list_sources(checkpoints)
     if not sources:
         raise UsageError("no checkpoint: give a file or a folder, or a list of them")
@@ -160,8 +156,6 @@ def weight_spectra(
 
 
 def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Dataset":
-    import xarray as xr
-
     try:
         explained, weights = parameter_map(checkpoint), parameter_roles(checkpoint)
         note = explained.config.family.model_type

@@ -14,16 +14,14 @@ bilinear: M says what enters the norms.
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._extras import xarray as xr
 from manyheads._namespaces import Floats
 from manyheads.spectra.ranks import rank_measures
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 MATRICES = ("query", "key", "value", "output", "query-key", "output-value")  # the matrices of a head
 CIRCUITS = {"query-key": ("query", "key"), "output-value": ("value", "output")}
@@ -128,8 +126,6 @@ def head_dataset(norms: list[Floats], sizes: list[tuple[int, int]]) -> "xr.Datas
 
     Over (head_matrix, layer, head) and, for null levels, (head_matrix, layer); NaN where a layer has fewer heads.
     """
-    import xarray as xr
-
     heads = max(found.shape[2] for found in norms)
     table = np.full((4, len(MATRICES), len(norms), heads), np.nan)
     for layer, found in enumerate(norms):

@@ -1,13 +1,9 @@
 """Dormant heads: heads of attention that write next to nothing into the residual stream."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from manyheads._extras import xarray as xr
 from manyheads.errors import UsageError
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 def dormant_heads(found: "xr.Dataset", threshold: float = 0.1) -> list[str]:

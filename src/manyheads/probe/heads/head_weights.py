@@ -9,19 +9,17 @@ have the norm sqrt(D). Rotary positions keep norms, but for the factor c that so
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from manyheads._extras import require
+from manyheads._extras import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.models.torch.attention_modules import query_key_norms, query_norm
 from manyheads.models.torch.lazy_torch import Module, torch
 from manyheads.probe.heads.circuits import BOUND, head_dataset, head_norms, largest_norm
 from manyheads.probe.heads.layouts import FUSED, SEPARATE, attention_layouts
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 ROTARY_FACTOR = "attention_scaling"  # end of the attribute of rotary positions that multiplies sines and cosines
 

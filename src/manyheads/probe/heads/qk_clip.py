@@ -18,17 +18,13 @@ none               a norm of queries and keys has no gain                       
 Below a norm of queries the projections carry no factor, because the norm takes it out.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._extras import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.models.torch.attention_modules import head_size, query_norm
 from manyheads.models.torch.lazy_torch import Module
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 def qk_clip_factors(model: Module, statistics: "xr.Dataset", threshold: float = 100.0) -> "xr.Dataset":
@@ -58,8 +54,6 @@ def qk_clip_factors(model: Module, statistics: "xr.Dataset", threshold: float = 
     ----------
     Kimi Team (2025), Kimi K2: Open Agentic Intelligence, algorithm 1.
     """
-    import xarray as xr
-
     if not 0 < threshold < np.inf:
         raise UsageError(f"threshold={threshold}: expected a positive number")
     if "max_logit" not in statistics:

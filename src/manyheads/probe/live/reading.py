@@ -1,17 +1,14 @@
 """Stores of live recordings, read as data sets over the steps of the training."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from manyheads._extras import xarray as xr
 from manyheads.errors import FileRefused, UsageError
 from manyheads.probe.attention.datasets import LayerHeads, Snapshot, has_intervals, stack_snapshots
 from manyheads.probe.live.step_log import REMEDY, Line, read_log
 from manyheads.study.store.disk import trusting_nothing
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 def open_recording(store: Path | str) -> "xr.DataTree":
@@ -27,8 +24,6 @@ def open_recording(store: Path | str) -> "xr.DataTree":
         `measure_checkpoints` measured: `attention_fixed`, without times, and `weights`, with the coordinate
         `checkpoint` (step).
     """
-    import xarray as xr
-
     paths = sorted(Path(store).glob("*.jsonl"))
     if not paths:
         raise FileRefused(f"{store} holds no recording: give the folder that a recorder was given as store=")
@@ -79,8 +74,6 @@ def encode_snapshot(snapshot: Snapshot, rows: int | None) -> Line:
 
 def _gather_datasets(_: Line, lines: list[Line]) -> "xr.Dataset":
     """Stack data sets of numbers that were written as `Dataset.to_dict` returns them."""
-    import xarray as xr
-
     for line in lines:
         for variable in line["dataset"]["data_vars"].values():
             variable["data"] = np.array(variable["data"], dtype=float)
@@ -109,8 +102,6 @@ LEVELS = {
 
 
 def _gather_updates(header: Line, lines: list[Line]) -> "xr.Dataset":
-    import xarray as xr
-
     about = {name: each for line in lines for name, each in line.get("matrices", {}).items()}
     place = {name: column for column, name in enumerate(about)}
     found = xr.Dataset(

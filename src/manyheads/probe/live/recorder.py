@@ -6,26 +6,22 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._extras import xarray as xr
 from manyheads.models.torch.lazy_torch import Module, torch
 from manyheads.models.torch.model import unwrap
 from manyheads.models.torch.modules import evaluation
 from manyheads.probe.attention.datasets import Snapshot, take_snapshot
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.recording import AttentionRecord, empty_record
-from manyheads.probe.live.budget import TimeBudget
-from manyheads.probe.live.output import LOGGER, Output, is_first_process
+from manyheads.probe.live.output import LOGGER, Output, TimeBudget, is_first_process
 from manyheads.probe.live.reading import as_series, encode_snapshot
 from manyheads.probe.live.step_log import Line
 from manyheads.probe.live.trackers import Row, Tracker
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 _ON_FIXED_BATCH: ContextVar[bool] = ContextVar("whether a fixed batch runs through a model", default=False)
 

@@ -17,27 +17,24 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from manyheads._extras import require
+from manyheads._extras import xarray as xr
 from manyheads.errors import ManyheadsError, UsageError, check_integer
 from manyheads.models.parameters import recognize
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import INNER, unwrap
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.heads.layouts import HeadLayout, head_layouts
-from manyheads.probe.live.budget import TimeBudget
-from manyheads.probe.live.output import Output
+from manyheads.probe.live.output import Output, TimeBudget
 from manyheads.probe.live.reading import as_series
 from manyheads.probe.live.sharded import gram, local, squared_norm
 from manyheads.probe.live.step_log import Line
 from manyheads.probe.live.trackers import Row, Tracker
 from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_density, marchenko_pastur_edges
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 # Optimizers that shrink weights by learning rate x weight decay beside the step of the gradient.
 DECOUPLED = ("AdamW", "Muon")

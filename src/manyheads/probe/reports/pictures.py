@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from manyheads._extras import xarray as xr
 from manyheads._namespaces import Floats
 from manyheads.curves.curve_shapes import most_frequent_interval
 from manyheads.errors import UsageError
@@ -15,9 +16,6 @@ from manyheads.probe.reports.shapes import Reading, read_shapes, summarize_shape
 from manyheads.study.panels import Curve, Lines, Listing, Multiples, Panel, Picture
 from manyheads.study.reporting.html import Section, format_figure, write_report
 from manyheads.theory.papers import TIAN
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 CURVES = 8  # layers whose curves are drawn in one plot: as many as there are colours
 PLOTS, ROW = 24, 6  # layers whose heads are drawn, and plots in a row

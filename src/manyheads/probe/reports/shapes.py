@@ -8,20 +8,18 @@ which step; it does not predict the final loss.
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._extras import xarray as xr
 from manyheads._namespaces import Floats
 from manyheads.curves.curve_files import RunCurves
 from manyheads.curves.curve_shapes import LEAST, CurveShape, shape_at
 from manyheads.errors import FileRefused
 from manyheads.models.modules import Role
 from manyheads.probe.live.reading import open_recording
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 LOWER = (Role.MLP_IN, Role.MLP_GATE)
 # A layer whose heads all pass a smaller share of the gradient through the softmax gets none in bfloat16.

@@ -1,1 +1,0 @@
-"""Studies on Slurm: the command `study submit`, scripts of jobs, and sbatch."""
