@@ -29,11 +29,12 @@ def crossover_length(shape: ModelShape) -> Fraction:
     """Return the length at which the attention core costs as much as the rest of a block: `n = (2 + r) d`.
 
     In dense FLOPs: `2 n h d_k` multiply-adds a token against those of projections and MLP. The causal core, counted
-    exactly, gets there at about twice the length.
+    exactly, gets there at about twice the length. Layers that differ are added up.
 
     Examples
     --------
     >>> crossover_length(ModelShape(layers=12, width=768, heads=12)) == 6 * 768
     True
     """
-    return Fraction(shape.projection_macs + shape.mlp_macs, 2 * shape.query_width)
+    rest = sum(kind.layers * (kind.projection_macs + kind.mlp_macs) for kind in shape.blocks)
+    return Fraction(rest, sum(kind.layers * (kind.query_width + kind.mixture_width) for kind in shape.blocks))
