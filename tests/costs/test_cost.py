@@ -23,6 +23,7 @@ from manyheads.costs.conventions import (
     find_convention,
 )
 from manyheads.costs.cost import Item, UnknownCost
+from manyheads.costs.shapes import Experts
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError
 
@@ -151,7 +152,9 @@ def test_json_and_table_hold_the_figures():
 def test_comparison_lists_every_preset_that_can_read():
     cost = transformer_cost(ModelShape(1, 3, 3, causal=True), 3, training=True)
     rows = compare_conventions(cost)
-    assert list(rows) == FORMULA
+    assert list(rows) == [each for each in FORMULA if each != "all-experts"]
+    mixture = ModelShape(1, 3, 3, experts=Experts(4, 2, 5))
+    assert list(compare_conventions(transformer_cost(mixture, 3))) == FORMULA
     assert rows["dense"] == cost.to("dense").flops
     odd = Cost((Item("x", macs=Tally(9, 6, 9)),), Convention(multiply_add=2))
     assert compare_conventions(odd)["halved"] == 9
@@ -160,17 +163,23 @@ def test_comparison_lists_every_preset_that_can_read():
 
 def test_conventions_are_described_apart():
     everything = itertools.product(
-        (1, 2), get_args(Causal), (0, 3), get_args(Recompute), get_args(Embedding), get_args(Backward)
+        (1, 2),
+        get_args(Causal),
+        (0, 3),
+        get_args(Recompute),
+        get_args(Embedding),
+        get_args(Backward),
+        ("visited", "all"),
     )
     valid = set()
     for values in everything:
-        executed = {value == "executed" for value in (values[1], *values[3:])}
-        if len(executed) == 1 and not (executed == {True} and values[2]):
+        executed = {value == "executed" for value in (values[1], *values[3:6])}
+        if len(executed) == 1 and not (executed == {True} and (values[2] or values[6] == "all")):
             valid.add(Convention(*values))
         else:
             with pytest.raises(UsageError, match="executed"):
                 Convention(*values)
-    assert len({convention.describe() for convention in valid}) == len(valid) == 2 * (3 * 2 * 5 * 2 * 2 + 1)
+    assert len({convention.describe() for convention in valid}) == len(valid) == 2 * (3 * 2 * 5 * 2 * 2 * 2 + 1)
 
 
 def test_names_of_conventions():

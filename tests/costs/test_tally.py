@@ -40,10 +40,18 @@ def test_half_a_product_is_refused():
         Tally(9, 6, 9).products("halved")
 
 
+def test_windows_of_both_sides():
+    for n in range(1, 9):
+        for window in range(1, 20):
+            seen = sum(abs(i - j) <= window // 2 for i in range(n) for j in range(n))
+            assert pair(n, n, False, window).exact == seen
+            assert pair(n, n, False, window).dense == n * n
+
+
 def test_refusals():
     with pytest.raises(UsageError, match="cannot be the last"):
         pair(3, 2, True)
-    with pytest.raises(UsageError, match="needs causal"):
-        pair(3, 3, False, 2)
+    with pytest.raises(UsageError, match="as many queries as keys"):
+        pair(3, 4, False, 2)
     with pytest.raises(UsageError, match="negative"):
         pair(-1, 3, True)

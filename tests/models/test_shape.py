@@ -158,7 +158,7 @@ def test_null_means_what_it_means_to_transformers():
     assert shape_from_config({"model_type": "gpt2", "n_embd": 24, "n_inner": 0}).mlp_hidden == 0
 
 
-def test_windows_in_some_layers_only_are_refused_and_in_all_are_counted():
+def test_layers_of_different_windows_are_kinds():
     config = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 4}
     for changes, window in (
         ({"max_window_layers": 0}, 64),
@@ -166,9 +166,12 @@ def test_windows_in_some_layers_only_are_refused_and_in_all_are_counted():
         ({"sliding_window": None}, 0),
     ):
         assert shape_from_config(config | changes).window == window
-    for changes in ({"max_window_layers": 1}, {"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}):
-        with pytest.raises(FileRefused, match="layers of different cost"):
-            shape_from_config(config | changes)
+        assert shape_from_config(config | changes).kinds == ()
+    for changes, kinds in (
+        ({"max_window_layers": 1}, [("0", 0), ("1-3", 64)]),
+        ({"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, [("0-2", 0), ("3", 64)]),
+    ):
+        assert [(kind.name, kind.window) for kind in shape_from_config(config | changes).kinds] == kinds
     assert shape_from_config(config | {"layer_types": ["sliding_attention"] * 4}).window == 64
 
 
@@ -181,7 +184,9 @@ REFUSED = [
     ({"model_type": "gpt2", "activation_function": "mish"}, "'mish'"),
     ({"model_type": "llama", "torch_dtype": "int3"}, "'int3'"),
     ({"model_type": "llama", "num_attention_heads": 0}, "0 heads"),
-    ({"model_type": "qwen2", "use_sliding_window": True}, "layers of different cost"),
+    ({"model_type": "gemma3_text", "num_hidden_layers": 10**5}, "100000 layers that may differ"),
+    ({"layers": 3, "width": 8, "heads": 2, "experts": {"count": 4}}, "expected a Experts or None"),
+    ({"layers": 3, "width": 8, "heads": 2, "kinds": [{"layers": 3}]}, "expected a tuple of ModelShape"),
     ({"model_type": "bert", "architectures": True}, "architectures is True"),
     ({"model_type": "vit", "architectures": "ViTForImageClassification"}, "list of class names"),
     ({"model_type": "vit", "architectures": [3]}, "list of class names"),

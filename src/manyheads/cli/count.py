@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
@@ -58,10 +59,12 @@ class Count:
     meta: Switch = False  # Count a PyTorch module on the meta device, without memory.
     traced: Switch = False  # Count the model of transformers on the meta device, beside the closed form.
     decode: Switch = False  # Count one token with a key-value cache; --length is its context, the token included.
+    tensor_parallel: int = flag(1, least=1)  # Devices that share heads, MLP and vocabulary: print what one holds.
+    expert_parallel: int = flag(1, least=1)  # Devices that share the experts.
     generate: OptionalInt = None
     """Count a prompt of --length tokens and this many generated tokens, with a key-value cache."""
     convention: Annotated[Optional[str], ABSENT] = None
-    """exact, halved, dense, mac, palm, megatron, flash or chinchilla; for a program executed or executed-mac."""
+    """exact, halved, dense, mac, palm, megatron, flash, chinchilla, all-experts; for a program executed(-mac)."""
     compare: Switch = False  # Show the count under every convention.
     recompute: Annotated[Optional[Literal["none", "scores", "block", "block-needed", "block+scores"]], ABSENT] = None
     """Recomputation in the backward pass, instead of the convention's."""
@@ -82,12 +85,8 @@ class Count:
             cost, extra = self._traced_cost()
         elif self.target and ":" in self.target and not os.path.exists(self.target):
             cost = self._function_cost()
-        elif (parameters := self._parameters()) and self._is_uneven():
-            print(json.dumps(parameters, indent=2) if self.json else wrap_output(_list_figures(parameters)))
-            return 0
         else:
             cost, extra = self._model_cost()
-            extra = parameters | extra  # the notes of a shape are those of the parameters and more
         print(self._as_json(cost, extra) if self.json else wrap_output(self._as_text(cost, extra)))
         return 0
 
@@ -101,53 +100,58 @@ class Count:
         from manyheads.costs.comparison import render_comparison
 
         table = next(filter(fits, (cost.table(), cost.table(shares=False))), cost.table())
-        listed = _list_figures({name: value for name, value in extra.items() if name != "notes"})  # notes stand above
-        return "\n\n".join(filter(None, (table, listed, render_comparison(cost) if self.compare else "")))
+        layers = _render_layers(extra.pop("each_layer", []))
+        listed = "\n".join(f"{name.replace('_', ' ')}: {_format_value(value)}" for name, value in extra.items())
+        return "\n\n".join(filter(None, (table, layers, listed, render_comparison(cost) if self.compare else "")))
 
     # Models
 
     def _parameters(self) -> dict[str, Json]:
-        """Return parameters and matrix FLOPs of a configuration of transformers, nothing for other targets."""
-        if not self.target or not os.path.exists(self.target):
-            return {}
+        """Return the parameters of a configuration of transformers, nothing for other targets."""
         from dataclasses import asdict
 
         from manyheads.models.config import load_config, read_config
-        from manyheads.models.counts import count_parameters, matrix_flops
+        from manyheads.models.counts import count_parameters, parameters_per_device
 
-        raw, path = load_config(self.target)
+        raw, path = load_config(self.target) if self.target else ({}, Path())
         if not raw.get("model_type"):
+            if self._devices() > 1:
+                raise UsageError("--tensor-parallel and --expert-parallel: expected the config.json of a known family")
             return {}
         config = read_config(raw, path)
         found = asdict(count_parameters(config))
-        notes = found.pop("notes")
         named = {f"{name}_parameters": value for name, value in found.items() if value or name != "predicted"}
-        length, assumed = self._length(config.sizes["positions"] if "patches" in config.sizes else 0)
-        flops = {"forward_matrix_flops": self.batch * matrix_flops(config, length)}
-        return named | flops | {"length": length, "batch": self.batch, "notes": [*notes, *assumed]}
+        if self._devices() > 1:
+            held = parameters_per_device(config, self.tensor_parallel, self.expert_parallel)
+            named["parameters_per_device"] = held
+        return {name: value for name, value in named.items() if name != "notes_parameters"}
+
+    def _devices(self) -> int:
+        return self.tensor_parallel * self.expert_parallel
 
     def _traced_cost(self) -> "tuple[Cost, dict[str, Json]]":
         """Return the cost of the model of transformers, and its forward pass beside the closed form."""
-        from manyheads.costs import count
+        from manyheads.costs import count, transformer_cost
+        from manyheads.models import shape_from_config
         from manyheads.models.checkpoints.loading import make_model
         from manyheads.models.config import load_config, read_config
-        from manyheads.models.counts import matrix_flops
 
         own = {"target", "length", "batch", "training", "convention", "compare", "json", "traced"}
         self._refuse_others(own, "does not fit --traced")
         if self.target is None or not os.path.exists(self.target):
             raise UsageError(f"--traced: {self.target or 'no target'}; expected a config.json of transformers")
-        config = read_config(*load_config(self.target))
-        length, assumed = self._length(config.sizes["positions"] if "patches" in config.sizes else 0)
+        config, shape = read_config(*load_config(self.target)), shape_from_config(self.target)
+        length, assumed = self._length(shape.fixed_length and shape.fixed_length + shape.dropped_patches)
         try:
             cost = count(*make_model(config, length, self.batch), training=self.training, device="meta")
         except (RuntimeError, IndexError) as error:
             raise UsageError(f"--traced: {length} tokens cannot run ({error}); give another --length") from error
         forward = replace(cost, items=tuple(item for item in cost.items if item.stage == "forward"))
+        formula = transformer_cost(shape, length - shape.dropped_patches, self.batch)
         extra: dict[str, Json] = {"length": length, "batch": self.batch}
         for name in ("exact", "dense"):
             extra[f"forward_{name}_traced"] = forward.to(name).flops
-            extra[f"forward_{name}_closed_form"] = self.batch * matrix_flops(config, length, masked=name == "exact")
+            extra[f"forward_{name}_closed_form"] = formula.to(name).flops
         return replace(cost, notes=(*cost.notes, *assumed)).to(self._convention("exact")), extra
 
     def _refuse_others(self, own: set[str], why: str) -> None:
@@ -165,25 +169,11 @@ class Count:
             return self.length or fixed, ()
         return 1024, ("no --length is given: 1024 is taken",)
 
-    def _is_uneven(self) -> bool:
-        """Whether layers differ, or have experts or latent attention: only parameters and matrix FLOPs are counted."""
-        from manyheads.models import shape_from_config
-        from manyheads.models.refusals import ConfigInvalid
-
-        try:
-            shape_from_config(str(self.target))
-        except ConfigInvalid as refused:
-            if "manyheads count config.json" not in refused.remedy:
-                raise
-            plain = {"target", "length", "batch", "json"}
-            self._refuse_others(plain, f"{refused.found}: give --length and --batch alone")
-            return True
-        return False
-
     def _model_cost(self) -> "tuple[Cost, dict[str, Json]]":
         from manyheads import costs
         from manyheads.costs.formulas.decoding import token_cost
         from manyheads.costs.formulas.memory import activation_bytes, embedding_table, matrix_parameters
+        from manyheads.costs.formulas.model import layer_costs
         from manyheads.costs.shapes import crossover_length
 
         if self.meta or self.shapes or self.trips is not None:
@@ -193,26 +183,41 @@ class Count:
         if self.training + self.decode + (self.generate is not None) > 1:
             raise UsageError("--training, --decode and --generate exclude each other: give one of them")
         shape, dtype = self._shape()
-        length, assumed = self._length(shape.fixed_length)
+        length, assumed = self._length(shape.fixed_length and shape.fixed_length + shape.dropped_patches)
         shape = replace(shape, notes=(*shape.notes, *assumed))
         convention = self._convention("exact")
-        extra: dict[str, Json] = {"length": length, "batch": self.batch, "dtype": dtype}
+        extra: dict[str, Json] = self._parameters() | {"length": length, "batch": self.batch, "dtype": dtype}
         extra["matrix_parameters"] = matrix_parameters(shape)
+        length -= shape.dropped_patches
         if shape.vocabulary:
             extra["token_embedding_parameters"] = embedding_table(shape)
         if self.decode:
             cost = token_cost(shape, length, self.batch, convention)
-            extra["kv_cache_bytes"] = costs.kv_cache_bytes(shape, length, self.batch)
         elif self.generate is not None:
             cost = costs.generation_cost(shape, length, self.generate, self.batch, convention=convention)
-            extra["kv_cache_bytes"] = costs.kv_cache_bytes(shape, length + self.generate, self.batch)
         else:
             cost = costs.transformer_cost(shape, length, self.batch, self.training, convention=convention)
             extra["crossover_length"] = float(crossover_length(shape))
+        if self.decode or self.generate is not None:
+            extra |= self._cache(shape, length + (self.generate or 0))
+        elif shape.kinds:
+            each = layer_costs(shape, length, self.batch, self.training, convention)
+            rows = zip(shape.kinds, each.items(), strict=True)
+            extra["each_layer"] = [_describe_layer(kind, layers, layer.flops) for kind, (layers, layer) in rows]
         if self.training:
             kept: Any = convention.recompute if convention.recompute in ("none", "scores") else "block"
             extra["activation_bytes_at_least"] = activation_bytes(shape, length, self.batch, kept)
         return cost, extra
+
+    def _cache(self, shape: "ModelShape", context: int) -> dict[str, Json]:
+        """Return the bytes of the cache, in all and, of several devices, on each."""
+        from manyheads.costs import kv_cache_bytes
+
+        found: dict[str, Json] = {"kv_cache_bytes": kv_cache_bytes(shape, context, self.batch)}
+        if self._devices() > 1:
+            held = kv_cache_bytes(shape, context, self.batch, devices=self.tensor_parallel)
+            found["kv_cache_bytes_per_device"] = held
+        return found
 
     def _shape(self) -> "tuple[ModelShape, str]":
         """Return the shape, with notes on what was assumed, and the dtype."""
@@ -315,9 +320,23 @@ def _flags(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
-def _list_figures(figures: dict[str, Json]) -> str:
-    lines = [f"{name.replace('_', ' ')}: {_format_value(value)}" for name, value in figures.items() if name != "notes"]
-    return "\n".join(lines + [f"note: {note}" for note in figures.get("notes", ())])
+def _describe_layer(kind: "ModelShape", layers: str, flops: int) -> dict[str, Json]:
+    """Return what tells the layers of a kind from others, and what one of them costs."""
+    attention = f"window of {kind.window}" if kind.window else "all positions"
+    experts, hidden = kind.experts, kind.mlp_hidden
+    mlp = [f"{experts.active} of {experts.count} experts of {experts.hidden}"] if experts else []
+    mlp += [f"{'shared ' if experts else ''}{hidden}"] if hidden else []
+    parameters = {"matrix_parameters": kind.projection_macs + kind.mlp_macs, "flops": flops}
+    return {"layers": layers, "number": kind.layers, "attention": attention, "mlp": " + ".join(mlp)} | parameters
+
+
+def _render_layers(rows: "list[dict[str, Json]]") -> str:
+    from manyheads._overview import render_table
+
+    if not rows:
+        return ""
+    heads = ("layers", "number", "attention", "MLP", "matrix parameters", "FLOPs of one")
+    return render_table(heads, [[_format_value(value) for value in row.values()] for row in rows])
 
 
 def _format_value(value: str | float) -> str:

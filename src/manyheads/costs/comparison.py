@@ -9,7 +9,8 @@ def compare_conventions(cost: Cost) -> dict[str, int | None]:
     """Read one cost under every preset that can read it; None where halving gives no integer."""
     counts: dict[str, int | None] = {}
     for name in PRESETS:
-        if cost.reads(name):
+        no_experts = PRESETS[name].convention.experts == "all" and not any(item.unvisited for item in cost.items)
+        if cost.reads(name) and not no_experts:
             try:
                 counts[name] = cost.to(name).flops
             except ConventionError:

@@ -15,6 +15,7 @@ Causal = Literal["exact", "halved", "dense", "executed"]
 Embedding = Literal["gather", "onehot", "executed"]
 Recompute = Literal["none", "scores", "block", "block-needed", "block+scores", "executed"]
 Backward = Literal["needed", "twice", "executed"]
+ExpertsCounted = Literal["visited", "all"]
 
 CAUSAL = {
     "exact": "causal pairs exactly",
@@ -66,6 +67,8 @@ class Convention:
         A token embedding is a gather and costs nothing, or a product with one-hot rows.
     backward
         ``"needed"``: products whose gradient nobody asks for are not counted; ``"twice"``: the rule of thumb.
+    experts
+        Experts that a token ``"visited"``, or ``"all"`` as if it had visited every one.
 
     Raises
     ------
@@ -89,13 +92,16 @@ class Convention:
     recompute: Recompute = field(default="none", metadata=CHECKED)
     embedding: Embedding = field(default="gather", metadata=CHECKED)
     backward: Backward = field(default="needed", metadata=CHECKED)
+    experts: ExpertsCounted = field(default="visited", metadata=CHECKED)
 
     def __post_init__(self) -> None:
         check_fields(self, "convention: ")
         answers = {value == "executed" for value in (self.causal, self.recompute, self.embedding, self.backward)}
-        if len(answers) > 1 or (self.executed and self.softmax):
+        if len(answers) > 1 or (self.executed and (self.softmax or self.experts == "all")):
             fields = "causal, recompute, embedding and backward"
-            raise UsageError(f"convention: 'executed' stands in {fields} together, with softmax=0, or in none of them")
+            raise UsageError(
+                f"convention: 'executed' stands in {fields} together, with softmax=0 and visited experts, or in none"
+            )
 
     @property
     def executed(self) -> bool:
@@ -111,7 +117,8 @@ class Convention:
         """Say in one line what is counted."""
         softmax = f"softmax {self.softmax} FLOPs a score" if self.softmax else "softmax not in FLOPs"
         parts = (f"multiply-add = {self.multiply_add}", CAUSAL[self.causal], softmax, RECOMPUTE[self.recompute])
-        return "; ".join((*parts, EMBEDDING[self.embedding], BACKWARD[self.backward]))
+        experts = ("every expert counted",) if self.experts == "all" else ()
+        return "; ".join((*parts, EMBEDDING[self.embedding], BACKWARD[self.backward], *experts))
 
 
 @dataclass(frozen=True)
@@ -151,6 +158,9 @@ PRESETS: dict[str, Preset] = {
     "chinchilla": Preset(
         Convention(causal="dense", softmax=3, embedding="onehot", backward="twice"),
         "Hoffmann et al. 2022 (Chinchilla), appendix F: one-hot embedding, 3 operations a score, backward twice",
+    ),
+    "all-experts": Preset(
+        Convention(experts="all"), "exact, as if every token visited every expert: how some figures of mixtures count"
     ),
     "executed": Preset(Convention(**_EXECUTED), "a program as it runs, dead code removed (manyheads.count)"),
     "executed-mac": Preset(Convention(multiply_add=1, **_EXECUTED), "the same with multiply-add = 1"),

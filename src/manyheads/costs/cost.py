@@ -45,11 +45,14 @@ class Item:
     transcendental: Tally = NOTHING  # not contained in `elementwise`
     bytes: int = 0  # compulsory traffic
     embedding: bool = False  # whether the work exists only if a token embedding is a product with one-hot rows
+    unvisited: bool = False  # whether it is of experts that a token does not visit
     module: str = ""  # path of the PyTorch module that does the work; of the outermost its class
 
     def counted(self, convention: Convention) -> bool:
         """Tell whether `convention` counts this item's work (its bytes are always counted)."""
-        if self.embedding and convention.embedding == "gather":
+        if (self.embedding and convention.embedding == "gather") or (
+            self.unvisited and convention.experts == "visited"
+        ):
             return False
         if self.stage == "idle":
             return convention.backward == "twice"
@@ -76,9 +79,9 @@ _AMOUNTS = ("macs", "scores", "elementwise", "transcendental", "bytes")
 
 def merge(items: Iterable[Item]) -> tuple[Item, ...]:
     """Add up items of the same name and stage, in the order of their first appearance."""
-    merged: dict[tuple[str, str, bool, str], Item] = {}
+    merged: dict[tuple[object, ...], Item] = {}
     for item in items:
-        key = (item.name, item.stage, item.embedding, item.module)
+        key = (item.name, item.stage, item.embedding, item.unvisited, item.module)
         merged[key] = merged[key].plus(item) if key in merged else item
     return tuple(merged.values())
 

@@ -28,8 +28,13 @@ def _fill(shape: Any, defaults: dict[str, object]) -> None:
     check_fields(shape, f"{type(shape).__name__}: ")
     if shape.heads % shape.kv_heads:
         raise UsageError(f"{type(shape).__name__}: {shape.kv_heads} key-value heads do not divide {shape.heads} heads")
-    if shape.window and not shape.causal:
-        raise UsageError(f"{type(shape).__name__}: a window needs causal=True")
+
+
+def heads_per_device(heads: int, devices: int) -> int:
+    """Return how many of the key-value heads each of so many devices holds: a part of them, or one with others."""
+    if heads % devices and devices % heads:
+        raise UsageError(f"{devices} devices and {heads} key-value heads: expected one to divide the other")
+    return max(heads // devices, 1)
 
 
 @dataclass(frozen=True)
@@ -51,15 +56,15 @@ class AttentionShape:
     batch
         Sequences.
     causal, window
-        Mask: no later key; of these the last `window` only (0: all).
+        Mask: no later key; of these the last `window` only (0: all), without a causal mask those at most half a window
+        away.
     itemsize
         Bytes of a number.
 
     Raises
     ------
     UsageError
-        A size is not a positive integer, `kv_heads` does not divide `heads`, more causal queries than keys, or a
-        window without a causal mask.
+        A size is not a positive integer, `kv_heads` does not divide `heads`, or more causal queries than keys.
     """
 
     queries: int = _size()
@@ -80,6 +85,42 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Experts of an MLP: a router sends each token to `active` of `count`, each of hidden width `hidden`."""
+
+    count: int = _size()
+    active: int = _size()
+    hidden: int = _size()
+    shared_gate: bool = False  # whether one trained number of a token multiplies what the shared expert returns
+
+    def __post_init__(self) -> None:
+        check_fields(self, "Experts: ")
+        if self.active > self.count:
+            raise UsageError(f"Experts: active={self.active}, expected at most count={self.count}")
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Latent attention (MLA): keys and values from a common vector of `key_value_rank` numbers, which is cached.
+
+    Beside it every token has one key part of `rotary_dim`, turned by its position and shared by all heads. Queries come
+    from a vector of `query_rank` numbers, or from the stream where it is 0.
+    """
+
+    key_value_rank: int = _size()
+    rotary_dim: int = _size(0, 0)
+    query_rank: int = _size(0, 0)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "Latent: ")
+
+    @property
+    def cached(self) -> int:
+        """Numbers that the cache of a layer keeps of a token."""
+        return self.key_value_rank + self.rotary_dim
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A transformer: `layers` blocks of attention and MLP, with or without embedding and unembedding.
 
@@ -89,8 +130,16 @@ class ModelShape:
         Depth `L`, model dimension `d`, query heads `h`.
     mlp_hidden
         Hidden width of the MLP, `r d`; None means `4 d`, 0 means blocks without MLP.
-    kv_heads, head_dim
-        Heads of keys and values (None: `heads`) and the dimension of a head (None: `width / heads`).
+    kv_heads, head_dim, value_dim
+        Heads of keys and values (None: `heads`), the dimension of a query or key (None: `width / heads`) and of a value
+        (None: `head_dim`).
+    latent
+        Low-rank factors of keys and values, None for full matrices.
+    experts
+        Experts beside an MLP that every token visits (the shared expert; `mlp_hidden` 0: none), None for no experts.
+    kinds
+        For layers that are not all alike a shape for each kind, the first layer's first; their `layers` add up to
+        `layers`. Of these shapes only what stands in a block is read, and `name`, which says what layers they are.
     gated
         Whether the MLP has a gate: three matrices instead of two.
     vocabulary
@@ -101,12 +150,13 @@ class ModelShape:
         Whether embedding and unembedding share their matrix (it changes bytes only).
     causal, window
         Mask of the attention.
-    embedding_width
-        Width of the embedding if it is projected to and from `width` (None: it is not).
+    embedding_width, projects_back
+        Width of the embedding if it is projected to `width` (None: it is not), and whether the stream is projected back
+        (None: with an unembedding).
     patch_features
         Values in an image patch that is projected to `width`; 0 means none.
-    special_tokens
-        Positions that are not patches, such as a class token.
+    special_tokens, dropped_patches
+        Positions that are not patches, such as a class token, and patches that are projected and then left out.
     classes, class_width
         Rows of a classification head on one position of each sequence, 0 means none, and its inputs (None: `width`).
     token_classes
@@ -153,6 +203,7 @@ class ModelShape:
     embedding_width: int | None = _size(None)
     patch_features: int = _size(0, 0)
     special_tokens: int = _size(0, 0)
+    dropped_patches: int = _size(0, 0)
     classes: int = _size(0, 0)
     class_width: int | None = _size(None)
     token_classes: int = _size(0, 0)
@@ -165,6 +216,12 @@ class ModelShape:
     positions: Positions = field(default="learned", metadata=CHECKED)
     itemsize: int = _size(4)
     notes: tuple[str, ...] = ()
+    value_dim: int | None = _size(None)
+    latent: Latent | None = None
+    experts: Experts | None = None
+    kinds: tuple["ModelShape", ...] = ()
+    name: str = ""
+    projects_back: bool | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "ModelShape: ")
@@ -172,16 +229,28 @@ class ModelShape:
             raise UsageError(f"ModelShape: width={self.width} is no multiple of heads={self.heads}; give head_dim")
         width, vocabulary = self.width, self.vocabulary
         whole = {"embedding_width": width, "class_width": width, "unembedding": vocabulary > 0}
+        whole |= {"projects_back": whole["unembedding"] if self.unembedding is None else self.unembedding}
         _fill(self, {"head_dim": width // self.heads, "mlp_hidden": 4 * width, "kv_heads": self.heads, **whole})
+        _fill(self, {"value_dim": self.head_dim})
         if self.unembedding and not vocabulary:
             raise UsageError("ModelShape: an unembedding needs a vocabulary")
         if vocabulary and self.patch_features:
             raise UsageError("ModelShape: either a vocabulary or patch_features, not both")
         if self.embedding_width != width and not vocabulary:
             raise UsageError("ModelShape: embedding_width needs a vocabulary")
-        for name in ("gated", "unembedding", "tied", "causal", "pooled", "head_transform"):
+        for name in ("gated", "unembedding", "tied", "causal", "pooled", "head_transform", "projects_back"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"ModelShape: {name}={getattr(self, name)!r} is neither True nor False")
+        for name, kind in (("latent", Latent), ("experts", Experts)):
+            if not isinstance(getattr(self, name), kind | None):
+                raise UsageError(f"ModelShape: {name}={getattr(self, name)!r}, expected a {kind.__name__} or None")
+        if self.latent and self.latent.rotary_dim > (self.head_dim or 0):
+            raise UsageError(f"ModelShape: {self.latent.rotary_dim} turned components of head_dim={self.head_dim}")
+        if not isinstance(self.kinds, tuple) or not all(isinstance(kind, ModelShape) for kind in self.kinds):
+            raise UsageError(f"ModelShape: kinds={self.kinds!r:.80}, expected a tuple of ModelShape")
+        if self.kinds and (self.layers != sum(kind.layers for kind in self.kinds) or any(k.kinds for k in self.kinds)):
+            counts = ", ".join(str(kind.layers) for kind in self.kinds)
+            raise UsageError(f"ModelShape: layers={self.layers}, and its kinds have {counts}, without kinds of theirs")
 
     @property
     def query_width(self) -> int:
@@ -194,22 +263,63 @@ class ModelShape:
         return (self.kv_heads or 0) * (self.head_dim or 0)
 
     @property
+    def mixture_width(self) -> int:
+        """Width of what the output projection reads, `h d_v`."""
+        return self.heads * (self.value_dim or 0)
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers that the cache of one block keeps of a token: `h_kv (d_k + d_v)`, or those of a latent vector."""
+        return (
+            self.latent.cached if self.latent else (self.kv_heads or 0) * ((self.head_dim or 0) + (self.value_dim or 0))
+        )
+
+    @property
+    def inward_macs(self) -> int:
+        """Multiply-adds per token from the stream to the queries, keys and values of one block."""
+        if not (latent := self.latent):
+            return self.width * (self.query_width + self.cached_numbers)
+        query = latent.query_rank * (self.width + self.query_width) or self.width * self.query_width
+        keys = self.query_width - self.heads * latent.rotary_dim  # of all heads, without the part that turns
+        return query + self.width * latent.cached + latent.key_value_rank * (keys + self.mixture_width)
+
+    @property
     def projection_macs(self) -> int:
-        """Multiply-adds per token in the four projections of one block: `2 d d_k (h + h_kv)`."""
-        return 2 * self.width * (self.query_width + self.key_width)
+        """Multiply-adds per token in the projections of one block: `2 d d_k (h + h_kv)` where all are plain."""
+        return self.inward_macs + self.width * self.mixture_width
+
+    @property
+    def expert_macs(self) -> int:
+        """Multiply-adds per token in one expert."""
+        return (3 if self.gated else 2) * self.width * (self.experts.hidden if self.experts else 0)
 
     @property
     def mlp_macs(self) -> int:
-        """Multiply-adds per token in the MLP of one block: `2 r d^2`, gated `3 r d^2`."""
-        return (3 if self.gated else 2) * self.width * (self.mlp_hidden or 0)
+        """Multiply-adds per token in the MLP of one block: `2 r d^2`, gated `3 r d^2`; visited experts, router."""
+        dense = (3 if self.gated else 2) * self.width * (self.mlp_hidden or 0)
+        experts = self.experts
+        return dense + (experts.active * self.expert_macs + self.routed * self.width if experts else 0)
+
+    @property
+    def routed(self) -> int:
+        """Numbers that decide about experts: one for each, and the gate of the shared one."""
+        return self.experts.count + self.experts.shared_gate if self.experts else 0
+
+    @property
+    def blocks(self) -> tuple["ModelShape", ...]:
+        """The kinds of layers: `kinds`, or the shape itself where all are alike."""
+        return self.kinds or (self,)
 
     def biased(self, part: Literal["qkv", "output", "mlp"]) -> bool:
         """Tell whether the dense layers of a part of the block have biases."""
         return self.biases == "all" or part in self.biases.split("+")
 
-    def attention(self, queries: int, keys: int, batch: int) -> AttentionShape:
-        """Return the attention core of one block."""
-        same = {name: getattr(self, name) for name in ("kv_heads", "causal", "window", "itemsize")}
+    def attention(self, queries: int, keys: int, batch: int, cached: bool = False) -> AttentionShape:
+        """Return the attention core of one block; over `cached` latent vectors its heads share these."""
+        same = {name: getattr(self, name) for name in ("kv_heads", "causal", "window", "itemsize", "value_dim")}
+        if cached and self.latent:  # the factors of keys and values act on queries and mixture
+            same |= {"kv_heads": 1, "value_dim": self.latent.key_value_rank}
+            return AttentionShape(queries, self.heads, self.latent.cached, keys, batch=batch, **same)
         return AttentionShape(queries, self.heads, self.head_dim or 0, keys, batch=batch, **same)
 
 
@@ -268,14 +378,15 @@ def crossover_length(shape: ModelShape) -> Fraction:
     """Return the length at which the attention core costs as much as the rest of a block: `n = (2 + r) d`.
 
     In dense FLOPs: `2 n h d_k` multiply-adds a token against those of projections and MLP. The causal core, counted
-    exactly, gets there at about twice the length.
+    exactly, gets there at about twice the length. Layers that differ are added up.
 
     Examples
     --------
     >>> crossover_length(ModelShape(layers=12, width=768, heads=12)) == 6 * 768
     True
     """
-    return Fraction(shape.projection_macs + shape.mlp_macs, 2 * shape.query_width)
+    rest = sum(kind.layers * (kind.projection_macs + kind.mlp_macs) for kind in shape.blocks)
+    return Fraction(rest, sum(kind.layers * (kind.query_width + kind.mixture_width) for kind in shape.blocks))
 
 
 # Elementwise operations of a value, and its transcendental functions, in the forward and in the backward pass, where

@@ -59,8 +59,9 @@ def pair(queries: int, keys: int, causal: bool, window: int = 0) -> Tally:
     """Count the (query, key) pairs of one attention pattern: `n m - n (n - 1) / 2` with a causal mask and no window.
 
     With a causal mask the `n` queries are the last of the `m` keys, and query `i` of `0..n-1` sees `m - n + i + 1`
-    keys, or the last `window` of these. Only the exact count knows the window; 0 means all keys. UsageError for more
-    queries than keys under a causal mask, or a window without one.
+    keys, or the last `window` of these. Without one a position sees those that are at most `window // 2` away. Only the
+    exact count knows the window; 0 means all keys. UsageError for more queries than keys under a causal mask, or
+    another number of them under a window of both sides.
 
     Examples
     --------
@@ -70,9 +71,12 @@ def pair(queries: int, keys: int, causal: bool, window: int = 0) -> Tally:
     if queries < 0 or keys < 0 or window < 0:
         raise UsageError(f"pairs: queries={queries}, keys={keys}, window={window} must not be negative")
     if not causal:
-        if window:
-            raise UsageError("pairs: a window needs causal=True")
-        return Tally.of(queries * keys)
+        if not window:
+            return Tally.of(queries * keys)
+        if queries != keys:
+            raise UsageError(f"pairs: a window of both sides needs as many queries as keys, got {queries} and {keys}")
+        half = min(window // 2, max(keys - 1, 0))
+        return Tally(queries * keys, queries * (2 * half + 1) - half * (half + 1), 2 * queries * keys)
     if queries > keys:
         raise UsageError(f"pairs: {queries} causal queries cannot be the last of {keys} keys; need queries <= keys")
     exact = queries * keys - queries * (queries - 1) // 2

@@ -1,13 +1,8 @@
-r"""Parameters and matrix FLOPs of a model from its configuration alone, by the table of its family.
+"""Parameters of a model from its configuration alone, by the table of its family.
 
-Every module of a family has sides in names of sizes, so that a configuration gives every parameter of the
-model: with E experts of which a token visits k, the matrices of experts count k/E among the *active* ones. A forward
-pass multiplies and adds once for each active weight of a matrix and token, tables that are looked up left out, and
-in the attention of a layer
-
-.. math:: H (N + N_v) \sum_i n_i
-
-where position i sees :math:`n_i` positions, queries and keys have the dimension N and values :math:`N_v`.
+Every module of a family has sides in names of sizes, so that a configuration gives every parameter of the model: with E
+experts of which a token visits k, the matrices of experts count k/E among the *active* ones. A forward pass multiplies
+and adds once for each active weight of a matrix and token, tables that are looked up left out.
 """
 
 import json
@@ -17,7 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyheads.errors import check_integer
+from manyheads.costs.shapes import heads_per_device
+from manyheads.errors import UsageError, check_integer
 from manyheads.models.config import ModelConfig
 from manyheads.models.families.heads import describe_head, has_language_head, head_layers
 from manyheads.models.modules import MAYBE, Module, Role
@@ -82,13 +78,13 @@ def describe_assumed(config: ModelConfig, only: Collection[str] = ()) -> tuple[s
     return (f"not in the configuration, taken from {family.model_type}: {listed}",) if missing else ()
 
 
-def module_sizes(config: ModelConfig) -> Iterator[Size]:
-    """Go through all parameters of a model, layer by layer; of tied ones through one.
+def module_sizes(config: ModelConfig, sizes: Mapping[str, int] | None = None) -> Iterator[Size]:
+    """Go through all parameters of a model, layer by layer; of tied ones through one; `sizes` instead of its own.
 
     Heads are those of the class that the configuration names; without a name a causal family has its language head,
     and others are counted without a head.
     """
-    sizes, family = config.sizes, config.family
+    sizes, family = config.sizes if sizes is None else sizes, config.family
     tied = config.values.get("tied", False)
     for module in family.body:
         for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:
@@ -103,6 +99,14 @@ def module_sizes(config: ModelConfig) -> Iterator[Size]:
     for above in head_layers(config) or ():
         sides = tuple(_evaluate(side, sizes) for side in above.sides.split(","))
         yield Size(above.role, sides, sides[0] if config.holds(above.bias) else 0, above.once)
+
+
+def layer_sizes(config: ModelConfig, layer: int) -> Iterator[tuple[Module, Size]]:
+    """Go through the modules of one layer."""
+    sizes = config.sizes
+    for module in config.family.body:
+        if "{layer}" in module.path and config.has(module.only, layer) and _is_present(config, module, sizes):
+            yield module, _size(config, module, sizes)
 
 
 def _is_present(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> bool:
@@ -150,6 +154,39 @@ def count_parameters(source: Source) -> ParameterCount:
     return ParameterCount(total, active, embedding, matrix, _count_predicted(config, sizes), notes)
 
 
+def parameters_per_device(source: Source, tensor: int = 1, expert: int = 1) -> int:
+    """Count the parameters that a device holds under tensor and expert parallelism.
+
+    `tensor` devices share the heads, the hidden width of MLP and experts and the vocabulary (Shoeybi et al. 2019);
+    fewer key-value heads than devices are held by several. `expert` devices share the experts. Routers, norms, latent
+    factors of all heads and what stands above the body beside the unembedding are held by each.
+
+    Raises
+    ------
+    UsageError
+        A number of devices that does not divide heads, hidden widths or experts.
+
+    Examples
+    --------
+    >>> parameters_per_device({"model_type": "mixtral"}, tensor=2, expert=4) / 1e9
+    6.448959488
+    """
+    config = ModelConfig.of(source)
+    sizes, local = config.sizes, {}
+    shared = {"queries": tensor, "heads": tensor, "hidden": tensor, "shared_hidden": tensor, "expert_hidden": tensor}
+    for name, devices in (shared | {"experts": expert}).items():
+        if sizes.get(name, 0) % check_integer("devices", devices):
+            raise UsageError(f"{devices} devices do not divide {name}={sizes[name]}; give a divisor")
+        local[name] = sizes.get(name, 0) // devices
+    if expert > 1 and "experts" not in sizes:
+        raise UsageError(f"{expert} devices for experts, which {config.family.model_type} does not have")
+    local["keys"] = heads_per_device(config.values["key_value_heads"], tensor) * config.values["key_dim"]
+    local["vocabulary"] = -(-sizes.get("vocabulary", 0) // tensor)
+    whole = [each for each in module_sizes(config) if each.role is Role.ROUTER]
+    parts = [each for each in module_sizes(config, {**sizes, **local}) if each.role is not Role.ROUTER]
+    return sum(each.weight + each.bias for each in (*whole, *parts))
+
+
 def _active_weights(size: Size, weights: int, sizes: Mapping[str, int]) -> int:
     """Return how many of the weights of a module a token meets."""
     return weights * sizes["active_experts"] // sizes["experts"] if size.role in EXPERT_ROLES else weights
@@ -169,49 +206,6 @@ def _count_predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
     """Count the blocks of multi-token prediction: a last layer each, a joint projection of 2 D to D and three norms."""
     if not (blocks := sizes.get("predicted", 0)):
         return 0
-    last, width = config.values["layers"] - 1, sizes["width"]
-    layer = sum(
-        size.weight + size.bias
-        for module in config.family.body
-        if "{layer}" in module.path and config.has(module.only, last) and _is_present(config, module, sizes)
-        for size in (_size(config, module, sizes),)
-    )
+    width = sizes["width"]
+    layer = sum(size.weight + size.bias for _, size in layer_sizes(config, config.values["layers"] - 1))
     return blocks * (layer + 2 * width * width + 3 * width)
-
-
-def matrix_flops(source: Source, length: int, masked: bool = True) -> int:
-    """Count the FLOPs of matrix products in a forward pass of one sequence, a multiply-add as two.
-
-    For images the number of patches and special tokens is known, and `length` is ignored. Heads act on the positions on
-    which transformers applies them: classes of images on one of each sequence. If `masked`, only pairs count that the
-    mask leaves; else all, as most published figures have it.
-
-    Examples
-    --------
-    >>> matrix_flops({"model_type": "llama"}, 4096) // 10**12
-    58
-    """
-    config, length = ModelConfig.of(source), check_integer("length", length)
-    sizes = config.sizes
-    patches = sizes.get("patches", 0)
-    if patches:  # special tokens are no patches
-        length = sizes["positions"] - sizes["hidden_patches"]
-    products = sum(
-        count * (1 if each.once else patches if each.role is Role.PATCH else length)
-        for each, count in _matrices(config, sizes)
-    )
-    per_pair = config.values["heads"] * (config.values["key_dim"] + sizes["value_dim"])
-    pairs = sum(_pairs(config, layer, length, masked) for layer in range(config.values["layers"]))
-    return 2 * (products + per_pair * pairs)
-
-
-def _pairs(config: ModelConfig, layer: int, length: int, masked: bool) -> int:
-    """Return how many positions all positions of a sequence see together."""
-    window = config.window(layer) if masked else None
-    if not masked or (not config.causal and window is None):
-        return length * length
-    if config.causal:
-        seen = min(window or length, length)
-        return seen * (seen + 1) // 2 + (length - seen) * seen
-    half = (window or 0) // 2  # a window of both sides
-    return sum(min(i, half) + 1 + min(length - 1 - i, half) for i in range(length))

@@ -1,14 +1,15 @@
 """Shape of a model from its `config.json`: the integers that costs depend on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from manyheads.costs import ModelShape
+from manyheads.costs.shapes import Experts, Latent
 from manyheads.errors import UsageError
 from manyheads.models.config import ModelConfig, load_config, read_config, shown
-from manyheads.models.counts import describe_assumed, module_sizes
+from manyheads.models.counts import describe_assumed, layer_sizes, module_sizes
 from manyheads.models.families.heads import describe_head, has_language_head, head_layers
 from manyheads.models.modules import Role
 from manyheads.models.refusals import ConfigInvalid
@@ -22,6 +23,7 @@ ACTIVATIONS = {
 OTHER_ACTIVATIONS = {"relu2": "relu", "xielu": "silu", "quick_gelu": "silu"}
 """Activations without a row of their own: counted as one like them, and noted."""
 FLOAT32_TAKEN = "no dtype is given: float32 is taken"
+MOST_UNEVEN = 10_000  # layers that are gone through one by one
 ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -41,8 +43,7 @@ def shape_from_config(source: Mapping[str, Any] | Path | str) -> ModelShape:
     FamilyUnknown
         The `model_type` is none of the known families.
     ConfigInvalid
-        A value is absent, unknown or of the wrong kind; or layers differ in cost, have experts or latent attention:
-        those are counted by `manyheads.models.counts`.
+        A value is absent, unknown or of the wrong kind.
 
     Examples
     --------
@@ -69,40 +70,8 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of `ModelShape` that a family and its configuration give."""
     family, values, counted, path = config.family, config.values, config.counted, config.path
     modules = {module.role: module for module in (*family.body, *family.heads)}
-    language = has_language_head(config)
-    if beyond := [role for role in (Role.EXPERT_IN, Role.KEY_VALUE_DOWN) if role in modules]:
-        what = "experts" if beyond[0] is Role.EXPERT_IN else "latent attention"
-        raise ConfigInvalid(
-            path,
-            f"the family {family.model_type} has {what}, which a ModelShape does not hold",
-            "count its parameters and matrix FLOPs: manyheads.models.counts, `manyheads count config.json`",
-        )
-    sizes = config.sizes
-    if sizes.get("hidden_patches"):
-        raise ConfigInvalid(
-            path,
-            f"mask_ratio is {shown(counted['mask_ratio'])}: a ModelShape cannot leave patches out of the blocks",
-            "count it by `manyheads count config.json`, or set mask_ratio to 0",
-        )
+    language, sizes = has_language_head(config), config.sizes
     narrow = counted.get("embedding_width") not in (None, values["width"])
-    if narrow and Role.UNEMBEDDING_PROJECTION in modules and not language:
-        raise ConfigInvalid(
-            path,
-            "a projection to the narrower embedding without an unembedding, which a ModelShape does not hold",
-            "count it by `manyheads count config.json`",
-        )
-    query = modules.get(Role.QUERY, modules.get(Role.QUERY_KEY_VALUE))
-    joint = modules.get(Role.MLP_GATE_IN)
-    biased = {"qkv": query, "output": modules[Role.OUTPUT], "mlp": joint or modules[Role.MLP_IN]}
-    biases = [name for name, module in biased.items() if module and config.holds(module.bias)]
-    windows = config.windows()
-    if len(windows) > 1:
-        raise ConfigInvalid(
-            path,
-            "windows in some layers give layers of different cost, which one shape cannot describe",
-            "count its parameters and matrix FLOPs by `manyheads count config.json`, or the layers of each kind "
-            "apart, by the fields of ModelShape",
-        )
     dtype = config_dtype(config.raw, path)
     rotary = "rotary_theta" in values and not values.get("alibi")
     shape = {
@@ -111,15 +80,13 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
         "heads": values["heads"],
         "kv_heads": values["key_value_heads"],
         "head_dim": values["key_dim"],
-        "mlp_hidden": sizes["hidden"],
-        "gated": joint is not None or Role.MLP_GATE in modules,
+        "value_dim": sizes["value_dim"],
         "tied": values.get("tied", False),
         "causal": config.causal,
-        "window": windows.pop() or 0,
         "embedding_width": counted.get("embedding_width"),
+        "projects_back": narrow and (language or any(m.role is Role.UNEMBEDDING_PROJECTION for m in family.body)),
         "activation": _choose("activation", counted["activation"], ACTIVATIONS | OTHER_ACTIVATIONS, path),
         "norm": {"layer": "layernorm", "rms": "rmsnorm"}[family.norm],
-        "biases": {0: "none", 3: "all"}.get(len(biases), "+".join(biases)),
         "positions": "rotary" if rotary else "learned" if Role.POSITION in modules else "none",
         "itemsize": ITEMSIZES[dtype or "float32"],
     }
@@ -127,7 +94,9 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
         if counted["image"] % counted["patch"]:
             found = f"image_size {counted['image']} is no multiple of patch_size {counted['patch']}"
             raise ConfigInvalid(path, found)
-        shape |= {"patch_features": sizes["patch_features"], "fixed_length": sizes["positions"]}
+        hidden = sizes["hidden_patches"]
+        shape |= {"patch_features": sizes["patch_features"], "fixed_length": sizes["positions"] - hidden}
+        shape |= {"dropped_patches": hidden}
         shape["special_tokens"] = sizes["positions"] - sizes["patches"]
     else:  # to a narrower embedding the transform of a head is the projection
         shape |= {"vocabulary": counted["vocabulary"], "unembedding": language}
@@ -144,7 +113,56 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
     if False in dense:
         shape["head_transform"] = True
     assumed = (*describe_assumed(config), *(() if dtype else (FLOAT32_TAKEN,)), *describe_head(config))
-    return shape | {"notes": (*assumed, *_describe_differences(config, modules))}
+    shape["notes"] = (*assumed, *_describe_differences(config, modules))
+    kinds = [shape | _block_fields(config, layers) for layers in _layers_alike(config)]
+    uneven = {"kinds": tuple(ModelShape(**kind) for kind in kinds)} if len(kinds) > 1 else {}
+    return kinds[0] | uneven | {"layers": values["layers"], "name": ""}
+
+
+def _layers_alike(config: ModelConfig) -> list[Sequence[int]]:
+    """Return the layers of each kind: of one window, with or without experts; the first layer's first."""
+    layers = config.values["layers"]
+    uneven = any(module.only in ("dense", "sparse") for module in config.family.body)
+    if not uneven and len(config.windows()) == 1:
+        return [range(layers)]
+    if layers > MOST_UNEVEN:
+        raise ConfigInvalid(config.path, f"{layers} layers that may differ, expected at most {MOST_UNEVEN}")
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for layer in range(layers):
+        found.setdefault((config.window(layer), uneven and config.is_sparse(layer)), []).append(layer)
+    return list(found.values())
+
+
+def _block_fields(config: ModelConfig, layers: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of `ModelShape` that the modules of a layer give, of those that are alike."""
+    found = list(layer_sizes(config, layers[0]))
+    by_role = {module.role: size.sides for module, size in found if any(size.sides)}
+    biased = {module.role for module, size in found if size.bias}
+    parts = {"qkv": {Role.QUERY, Role.QUERY_KEY_VALUE, Role.KEY_VALUE_DOWN}, "output": {Role.OUTPUT}}
+    parts["mlp"] = {Role.MLP_IN, Role.MLP_GATE_IN, Role.EXPERT_IN}
+    biases = [name for name, roles in parts.items() if roles & biased]
+    rank, size = by_role.get(Role.QUERY_DOWN, (0,))[0], config.sizes
+    experts, latent = Role.EXPERT_IN in by_role, Role.KEY_VALUE_DOWN in by_role
+    return {
+        "name": _name_layers(layers),
+        "layers": len(layers),
+        "window": config.window(layers[0]) or 0,
+        "mlp_hidden": by_role.get(Role.MLP_OUT, (0, 0))[1],
+        "gated": any(role in by_role for role in (Role.MLP_GATE, Role.MLP_GATE_IN, Role.EXPERT_IN)),
+        "biases": {0: "none", 3: "all"}.get(len(biases), "+".join(biases)),
+        "latent": Latent(size["key_value_rank"], size["rotary_key_dim"], rank) if latent else None,
+        "experts": Experts(size["experts"], size["active_experts"], size["expert_hidden"], Role.SHARED_GATE in by_role)
+        if experts
+        else None,
+    }
+
+
+def _name_layers(layers: Sequence[int]) -> str:
+    """Write layers as ranges, such as "0-4, 6-10"; of more than five the first ones."""
+    starts = [layer for layer in layers if layer == layers[0] or layer - 1 not in layers]
+    ends = [layer for layer in layers if layer == layers[-1] or layer + 1 not in layers]
+    ranges = [f"{start}-{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True)]
+    return ", ".join([*ranges[:5], "..."] if len(ranges) > 6 else ranges)
 
 
 def config_dtype(raw: Mapping[str, Any], path: Path | str = "config.json") -> str | None:
@@ -162,6 +180,10 @@ def _describe_differences(config: ModelConfig, modules: Mapping[Role, Any]) -> l
     more = (Role.QUERY_NORM, Role.ATTENTION_POST_NORM, Role.MIXED_NORM, Role.ATTENTION_SCALE, Role.EMBEDDING_NORM)
     if any(role in modules and config.holds(modules[role].when) for role in more) and not config.post_norm:
         notes.append("elementwise work of norms beside the two of a block is left out")
+    if Role.EXPERT_IN in modules:
+        notes.append("elementwise work of routers, which choose experts, is left out")
+    if Role.KEY_VALUE_DOWN in modules:
+        notes.append("decoding multiplies cached latent vectors; some keep keys and values of all heads instead")
     if config.values.get("rotary_fraction", 1.0) < 1 or "rotary_dims" in config.values:
         notes.append("rotary positions are counted on every dimension of a head")
     if Role.HEAD_TRANSFORM in modules and has_language_head(config):

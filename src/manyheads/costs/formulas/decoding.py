@@ -1,6 +1,8 @@
 """Decoding: one token after the other, with and without a cache of keys and values."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from math import comb
 
 from manyheads.costs.conventions import Convention
@@ -8,12 +10,17 @@ from manyheads.costs.cost import Cost, Item, merge
 from manyheads.costs.formulas.memory import stored_matrices
 from manyheads.costs.formulas.model import Call, model_items, transformer_cost
 from manyheads.costs.formulas.passes import cost_of, size_note
-from manyheads.costs.shapes import ModelShape
+from manyheads.costs.shapes import ModelShape, heads_per_device
 from manyheads.errors import UsageError, check_integer
 
 
-def kv_cache_bytes(shape: ModelShape, context: int, batch: int = 1, itemsize: int | None = None) -> int:
+def kv_cache_bytes(
+    shape: ModelShape, context: int, batch: int = 1, itemsize: int | None = None, devices: int = 1
+) -> int:
     """Count the bytes of the cache: `2 b T L h_kv d_k` numbers, a window keeping its last keys only.
+
+    Latent attention keeps its latent vectors, not the keys and values of every head. Of several `devices` that share
+    the heads (tensor parallelism) the bytes of one; latent vectors are on each.
 
     Examples
     --------
@@ -21,8 +28,11 @@ def kv_cache_bytes(shape: ModelShape, context: int, batch: int = 1, itemsize: in
     1073741824
     """
     context, batch = check_integer("context", context, 0), check_integer("batch", batch)
-    kept = min(context, shape.window) if shape.window else context
-    return 2 * batch * kept * shape.layers * shape.key_width * (shape.itemsize if itemsize is None else itemsize)
+    kept = 0
+    for kind in shape.blocks:
+        held = kind if kind.latent else replace(kind, kv_heads=heads_per_device(kind.kv_heads or 0, devices))
+        kept += kind.layers * held.cached_numbers * (min(context, kind.window) if kind.window else context)
+    return batch * kept * (shape.itemsize if itemsize is None else itemsize)
 
 
 def _refuse_bidirectional(shape: ModelShape) -> None:
@@ -52,9 +62,9 @@ def token_cost(shape: ModelShape, context: int, batch: int = 1, convention: str 
     size = shape.itemsize
     ends = batch * (4 + shape.vocabulary * size) if shape.unembedding else 2 * batch * shape.width * size
     # A window of w keys drops the oldest as it appends: w - 1 are read and one is written.
-    seen = min(context, shape.window) if shape.window else context
-    moved = stored_matrices(shape) * size + kv_cache_bytes(shape, seen, batch) + ends
-    return cost_of(model_items(shape, Call(1, context, batch), False, True), moved, size, convention, shape.notes)
+    moved = stored_matrices(shape, batch) * size + kv_cache_bytes(shape, context, batch) + ends
+    items = model_items(shape, Call(1, context, batch, cached=True), False, True)
+    return cost_of(items, moved, size, convention, shape.notes)
 
 
 def generation_cost(
@@ -102,9 +112,10 @@ def generation_cost(
 
     items = list(transformer_cost(shape, prompt, batch).items) if cache and prompt else []
     # A window is a kink: the cost of a step is one polynomial of its length up to there, and another one beyond.
-    kink = min(max(shape.window, prompt), prompt + generated)
-    for start, stop in ((prompt + 1, kink + 1), (kink + 1, prompt + generated + 1)):
-        items += _sum_quadratic(lambda length: step(length).items, start, stop)
+    last = prompt + generated
+    kinks = sorted({min(max(kind.window, prompt), last) for kind in shape.blocks} | {prompt, last})
+    for kink, following in pairwise(kinks):
+        items += _sum_quadratic(lambda length: step(length).items, kink + 1, following + 1)
     return Cost(merge(items), notes=(*shape.notes, size_note(shape.itemsize)) if items else ()).to(convention)
 
 

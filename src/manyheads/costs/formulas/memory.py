@@ -9,6 +9,8 @@ from manyheads.errors import UsageError, check_integer
 def matrix_parameters(shape: ModelShape) -> int:
     """Count the weights that are multiplied with a token: projections, MLP, unembedding, patch projection and heads.
 
+    Of experts those that a token visits.
+
     A table of embeddings that is looked up is not among them, nor are biases, norm gains and learned positions; a table
     that is tied to the unembedding is.
 
@@ -18,11 +20,11 @@ def matrix_parameters(shape: ModelShape) -> int:
     123532032
     """
     inner = shape.embedding_width or shape.width
-    weights = shape.layers * (shape.projection_macs + shape.mlp_macs)
+    weights = sum(kind.layers * (kind.projection_macs + kind.mlp_macs) for kind in shape.blocks)
     if shape.unembedding:
         weights += embedding_table(shape)
     if inner != shape.width:
-        weights += inner * shape.width * (2 if shape.unembedding else 1)
+        weights += inner * shape.width * (2 if shape.projects_back else 1)
     weights += (shape.class_width or shape.width) * shape.classes
     dense = shape.head_transform + shape.pooled
     return weights + shape.width * (shape.patch_features + shape.token_classes + dense * shape.width)
@@ -41,9 +43,17 @@ def embedding_table(shape: ModelShape) -> int:
     return shape.vocabulary * (shape.embedding_width or shape.width)
 
 
-def stored_matrices(shape: ModelShape) -> int:
-    """Count the weights that a call reads: `matrix_parameters`, and the table of embeddings where it is another one."""
-    return matrix_parameters(shape) + (0 if shape.unembedding and shape.tied else embedding_table(shape))
+def stored_matrices(shape: ModelShape, tokens: int | None = None) -> int:
+    """Count the weights that a call reads: `matrix_parameters`, and the table of embeddings where it is another one.
+
+    Of experts all, or as many as so many `tokens` visit at most.
+    """
+    idle = 0
+    for kind in shape.blocks:
+        if experts := kind.experts:
+            visited = experts.count if tokens is None else min(experts.count, tokens * experts.active)
+            idle += kind.layers * (visited - experts.active) * kind.expert_macs
+    return matrix_parameters(shape) + idle + (0 if shape.unembedding and shape.tied else embedding_table(shape))
 
 
 def activation_bytes(
@@ -55,7 +65,8 @@ def activation_bytes(
 
     numbers in the plain case: input, normed input, queries, keys, values, mixture, middle state, normed middle state,
     `2 r` for the MLP before and after its activation, and the probabilities (all `n^2`: an implementation that keeps
-    them keeps the masked ones too). Gated, the MLP keeps `3 r`.
+    them keeps the masked ones too). Gated, the MLP keeps `3 r`; of experts those count that a token visits, and latent
+    vectors before and after their norms.
 
     Parameters
     ----------
@@ -82,8 +93,15 @@ def activation_bytes(
     tokens = batch * length
     if recompute == "block":
         return shape.layers * tokens * shape.width * shape.itemsize
-    heads = 2 * (shape.query_width + shape.key_width)  # q, k, v and the mixture
-    mlp = (3 if shape.gated else 2) * (shape.mlp_hidden or 0)
-    states = 4 if shape.mlp_hidden else 2
-    softmax = batch * shape.heads * length * (length if recompute == "none" else 1)
-    return shape.layers * shape.itemsize * (tokens * (states * shape.width + heads + mlp) + softmax)
+    kept = 0
+    for kind in shape.blocks:
+        heads = kind.query_width + kind.cached_numbers + kind.mixture_width  # q, k, v and the mixture
+        if latent := kind.latent:  # keys and values of every head; latent vectors before and after their norms
+            heads += kind.query_width + kind.mixture_width - kind.heads * latent.rotary_dim
+            heads += latent.key_value_rank + 2 * latent.query_rank
+        hidden = (kind.mlp_hidden or 0) + (kind.experts.active * kind.experts.hidden if kind.experts else 0)
+        mlp = (3 if kind.gated else 2) * hidden + kind.routed
+        states = 4 if hidden else 2
+        softmax = batch * kind.heads * length * (length if recompute == "none" else 1)
+        kept += kind.layers * (tokens * (states * kind.width + heads + mlp) + softmax)
+    return kept * shape.itemsize

@@ -56,11 +56,12 @@ def attention_cost(shape: AttentionShape, training: bool = False, convention: st
 
 @dataclass(frozen=True)
 class Call:
-    """Sizes of one call: `queries` positions of each of `batch` sequences against `keys` positions."""
+    """Sizes of one call: `queries` positions of each of `batch` sequences against `keys` positions, `cached` or not."""
 
     queries: int
     keys: int
     batch: int = 1
+    cached: bool = False
 
     def __post_init__(self) -> None:
         check_integers(self, "queries", "keys", "batch")
@@ -73,14 +74,19 @@ class Call:
 
 def projection_parts(shape: ModelShape, call: Call) -> tuple[Part, Part]:
     """Return the projections of one layer: to queries, keys and values, and the output."""
-    width, queries, keys = shape.width, shape.query_width, shape.key_width
-    bias = queries + 2 * keys if shape.biased("qkv") else 0
+    turned, biased = shape.query_width + shape.key_width, shape.query_width + shape.cached_numbers
+    if latent := shape.latent:  # biases stand on what is read from the stream, if it is narrow
+        turned, biased = (shape.heads + 1) * latent.rotary_dim, latent.query_rank + latent.cached
     # A rotation is two products and a sum for each value of a query or key, in both passes.
-    rotary = 3 * (queries + keys) if shape.positions == "rotary" else 0
-    added, inward = width if shape.biased("output") else 0, width * (queries + 2 * keys)
-    return (
-        dense_part("query, key, value", call.tokens, inward, bias=bias + rotary, again="block"),
-        dense_part("output projection", call.tokens, width * queries, bias=added, again="block"),
+    adds = (biased if shape.biased("qkv") else 0) + (3 * turned if shape.positions == "rotary" else 0)
+    inward = dense_part("query, key, value", call.tokens, shape.inward_macs, bias=adds, again="block")
+    if latent:
+        norms = norm_part(shape, call, "", 1, 0, width=latent.query_rank + latent.key_value_rank)
+        inward = replace(inward, forward=inward.forward + norms.forward, backward=inward.backward + norms.backward)
+        inward = replace(inward, exp=(1 + bool(latent.query_rank)) * norms.exp)
+    added = shape.width if shape.biased("output") else 0
+    return inward, dense_part(
+        "output projection", call.tokens, shape.width * shape.mixture_width, bias=added, again="block"
     )
 
 
@@ -91,29 +97,52 @@ def activation_part(shape: ModelShape, values: int, name: str = "activation") ->
 
 
 def mlp_parts(shape: ModelShape, call: Call) -> tuple[Part, ...]:
-    """Return the MLP of one layer: in (gate included), activation, out."""
-    hidden = shape.mlp_hidden or 0
-    if not hidden:
-        return ()
+    """Return the MLP of one layer: router, in (gate included), activation, out."""
+    if not (hidden := shape.mlp_hidden or 0):
+        return expert_parts(shape, call)
     gates = 2 if shape.gated else 1
-    bias = shape.biased("mlp")
-    activation = replace(activation_part(shape, call.tokens * hidden), again="block")
-    if shape.gated:  # the product of gate and value, and its two gradients
-        products = Tally.of(call.tokens * hidden)
-        both = activation.forward + products, activation.backward + 2 * products
-        activation = replace(activation, forward=both[0], backward=both[1])
+    bias = shape.biased("mlp") and not shape.experts
     inward = gates * shape.width * hidden
+    outward = dense_part("mlp out", call.tokens, shape.width * hidden, bias=shape.width if bias else 0, again="last")
     return (
         dense_part("mlp in", call.tokens, inward, bias=gates * hidden if bias else 0, again="block"),
-        activation,
-        dense_part("mlp out", call.tokens, shape.width * hidden, bias=shape.width if bias else 0, again="last"),
+        gate_part(shape, call.tokens * hidden),
+        outward,
+        *expert_parts(shape, call),
     )
 
 
-def norm_part(shape: ModelShape, call: Call, name: str, norms: int, residuals: int) -> Part:
+def gate_part(shape: ModelShape, values: int) -> Part:
+    """Return the activation of so many hidden values, with the product of gate and value and its two gradients."""
+    part = replace(activation_part(shape, values), again="block")
+    products = Tally.of(values if shape.gated else 0)
+    return replace(part, forward=part.forward + products, backward=part.backward + 2 * products)
+
+
+def expert_parts(shape: ModelShape, call: Call) -> tuple[Part, ...]:
+    """Return the experts of one layer, those that a token visits and those that it does not."""
+    if not (experts := shape.experts):
+        return ()
+    gates, values = (2 if shape.gated else 1), call.tokens * experts.hidden
+    bias = shape.biased("mlp")
+    found = [dense_part("router", call.tokens, shape.width * shape.routed, bias=bias * experts.count, again="block")]
+    for visited, unvisited in ((experts.active, False), (experts.count - experts.active, True)):
+        added = visited * gates * experts.hidden if bias else 0, visited * shape.width if bias else 0
+        rows, one_way = call.tokens, visited * shape.width * experts.hidden
+        sum_of_experts = visited * 2 * shape.width  # each times the router's number
+        parts = (
+            dense_part("experts in", rows, gates * one_way, bias=added[0], again="block"),
+            gate_part(shape, visited * values),
+            dense_part("experts out", rows, one_way, bias=added[1] + sum_of_experts, again="last"),
+        )
+        found += [replace(part, unvisited=unvisited) for part in parts]
+    return tuple(found)
+
+
+def norm_part(shape: ModelShape, call: Call, name: str, norms: int, residuals: int, width: int | None = None) -> Part:
     """Return norms (one rsqrt a row) and residual additions (one a value, in both passes)."""
     forward, backward = ELEMENTWISE_NORM[shape.norm]
-    values = call.tokens * shape.width
+    values = call.tokens * (shape.width if width is None else width)
     roots = call.tokens * norms if shape.norm != "none" else 0
     there, back = (Tally.of(values * (norms * each + residuals)) for each in (forward, backward))
     return Part(name, forward=there, exp=Tally.of(roots), backward=back, again="block" if residuals else "")
@@ -122,12 +151,13 @@ def norm_part(shape: ModelShape, call: Call, name: str, norms: int, residuals: i
 def block_parts(shape: ModelShape, call: Call) -> tuple[Part, ...]:
     """Return the parts of one block."""
     inward, outward = projection_parts(shape, call)
-    core = attention_part(shape.attention(call.queries, call.keys, call.batch))
-    branches = 2 if shape.mlp_hidden else 1
+    core = attention_part(shape.attention(call.queries, call.keys, call.batch, call.cached))
+    mlp = mlp_parts(shape, call)
+    branches = 2 if mlp else 1
     norms = norm_part(shape, call, "norms and residual", branches, branches)
-    if not shape.mlp_hidden:  # then the output projection ends the block
+    if not mlp:  # then the output projection ends the block
         outward = replace(outward, again="last")
-    return (inward, core, outward, *mlp_parts(shape, call), norms)
+    return (inward, core, outward, *mlp, norms)
 
 
 def edge_parts(shape: ModelShape, call: Call) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
@@ -144,9 +174,9 @@ def edge_parts(shape: ModelShape, call: Call) -> tuple[tuple[Part, ...], tuple[P
     if inner != width:
         below.append(dense_part("embedding projection", tokens, inner * width))
     if shape.patch_features:
-        patches = call.batch * (call.queries - shape.special_tokens)
-        if patches < 1:
+        if call.queries <= shape.special_tokens:
             raise UsageError(f"length {call.queries} leaves no patch beside {shape.special_tokens} special tokens")
+        patches = call.batch * (call.queries - shape.special_tokens + shape.dropped_patches)
         macs = shape.patch_features * width
         below.append(dense_part("patch projection", patches, macs, bias=width, idle=patches * macs))
         below.append(dense_part("positions", tokens, 0, bias=positions))
@@ -155,9 +185,9 @@ def edge_parts(shape: ModelShape, call: Call) -> tuple[tuple[Part, ...], tuple[P
     if shape.head_transform:
         above.append(dense_part("head transform", tokens, width * width, bias=width))
         above.append(activation_part(shape, tokens * width, "head activation"))
+    if inner != width and shape.projects_back:
+        above.append(dense_part("unembedding projection", tokens, inner * width))
     if shape.unembedding:
-        if inner != width:
-            above.append(dense_part("unembedding projection", tokens, inner * width))
         above.append(dense_part("unembedding", tokens, inner * shape.vocabulary))
     if shape.token_classes:
         above.append(dense_part("token classes", tokens, width * shape.token_classes))
@@ -175,21 +205,26 @@ def model_items(shape: ModelShape, call: Call, training: bool, input_gradient: b
     below, above = edge_parts(shape, call)
     if not input_gradient:  # what stands below is frozen: nothing of its backward pass is asked for
         below = tuple(replace(part, idle=2 * part.macs.dense) for part in below)
-    block = block_parts(shape, call)
-    blocks = tuple(item.times(shape.layers) for item in pass_items(block, training))
+    blocks: tuple[Item, ...] = ()
+    for kind in shape.blocks:
+        blocks += tuple(item.times(kind.layers) for item in pass_items(block_parts(kind, call), training))
     if training and not input_gradient and shape.layers:
-        saved = block[0].macs.dense  # the gradient of the projections' input, as many multiply-adds as forward
-        blocks += (
-            Item(block[0].name, "backward", macs=Tally.of(-saved)),
-            Item(block[0].name, "idle", macs=Tally.of(saved)),
+        # The gradient of the projections' input takes as many multiply-adds as the matrices that read it.
+        first, latent = shape.blocks[0], shape.blocks[0].latent
+        read = (
+            first.inward_macs
+            if not latent
+            else first.width * ((latent.query_rank or first.query_width) + latent.cached)
         )
+        saved = Tally.of(call.tokens * read)
+        blocks += (Item(blocks[0].name, "backward", macs=-1 * saved), Item(blocks[0].name, "idle", macs=saved))
     return merge((*pass_items(below, training), *blocks, *pass_items(above, training)))
 
 
 def _model_traffic(shape: ModelShape, call: Call, training: bool, input_gradient: bool) -> int:
-    size, weights = shape.itemsize, stored_matrices(shape)
+    size, weights = shape.itemsize, stored_matrices(shape, call.tokens)
     vectors = call.tokens * shape.width * size
-    patches = call.batch * (call.queries - shape.special_tokens) * shape.patch_features * size
+    patches = call.batch * (call.queries - shape.special_tokens + shape.dropped_patches) * shape.patch_features * size
     inputs = patches if shape.patch_features else 4 * call.tokens if shape.vocabulary else vectors  # ids are int32
     if training:
         gradients = weights * size + (vectors if input_gradient and inputs == vectors and not shape.vocabulary else 0)
@@ -197,6 +232,25 @@ def _model_traffic(shape: ModelShape, call: Call, training: bool, input_gradient
     each = (shape.vocabulary if shape.unembedding else 0) + shape.token_classes
     logits = (call.tokens * each + call.batch * shape.classes) * size
     return inputs + weights * size + (logits or vectors)
+
+
+def layer_costs(
+    shape: ModelShape, length: int, batch: int = 1, training: bool = False, convention: str | Convention = "exact"
+) -> dict[str, Cost]:
+    """Count one layer of each kind, by the names of the layers; bytes are left out.
+
+    Examples
+    --------
+    >>> near, far = ModelShape(5, 48, 4, window=8, name="0-4"), ModelShape(1, 48, 4, name="5")
+    >>> found = layer_costs(ModelShape(6, 48, 4, kinds=(near, far)), 64)
+    >>> {layers: cost.flops for layers, cost in found.items()}
+    {'0-4': 3631104, '5': 3938304}
+    """
+    call, found = Call(length, length, batch), {}
+    for kind in shape.blocks:
+        name = kind.name or f"0-{kind.layers - 1}"
+        found[name] = Cost(pass_items(block_parts(kind, call), training)).to(convention)
+    return found
 
 
 def transformer_cost(
@@ -232,8 +286,9 @@ def transformer_cost(
     Returns
     -------
     Cost
-        Items: embedding, query, key, value, attention core, output projection, mlp in, activation, mlp out, norms,
-        unembedding. Elementwise work follows the tables of `manyheads.costs.shapes`; losses and optimizers are not in.
+        Items: embedding, query, key, value, attention core, output projection, router, mlp in, activation, mlp out,
+        experts in, experts out, norms, unembedding. Elementwise work follows the tables of `manyheads.costs.shapes`;
+        losses and optimizers are not in.
 
     Raises
     ------

@@ -27,6 +27,7 @@ class Part:
     idle: int = 0  # multiply-adds among those of the backward pass whose gradient nobody asks for
     again: Literal["block", "last", ""] = ""  # whether block recomputation repeats the step; "last" ends a block
     embedding: bool = False  # whether the products exist only for one-hot rows
+    unvisited: bool = False  # whether they are of experts that a token does not visit
 
 
 def dense_part(
@@ -41,12 +42,14 @@ def pass_items(parts: Iterable[Part], training: bool) -> tuple[Item, ...]:
     """Spread parts over the stages of a forward pass, or of a forward and backward pass with all its recomputations."""
     items: list[Item] = []
     for part in parts:
-        forward = Item(part.name, "forward", part.macs, part.scores, part.forward, part.exp, embedding=part.embedding)
+        forward = Item(part.name, "forward", part.macs, part.scores, part.forward, part.exp)
+        forward = replace(forward, embedding=part.embedding, unvisited=part.unvisited)
         items.append(forward)
         if not training:
             continue
         needed, elementwise = 2 * part.macs + Tally.of(-part.idle), (part.backward, part.backward_exp)
-        items.append(Item(part.name, "backward", needed, 2 * part.scores, *elementwise, embedding=part.embedding))
+        backward = replace(forward, stage="backward", macs=needed, scores=2 * part.scores)
+        items.append(replace(backward, elementwise=elementwise[0], transcendental=elementwise[1]))
         if part.idle:
             items.append(Item(part.name, "idle", Tally.of(part.idle), embedding=part.embedding))
         if part.again:
