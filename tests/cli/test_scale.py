@@ -607,7 +607,7 @@ def test_audits_of_loaded_weights_and_of_roles_without_a_shape(call, folder):
     asked = ("audit", "loaded_plain:made", "--base", "8,4,2", "--learning-rate", 0.1, "--weight-decay", 0.01)
     status, _, err = call(*asked)
     assert status == 2
-    assert "--to is missing" in err
+    assert "give shape=Shape(N, H, L) (--to)" in " ".join(err.split())
     asked += ("--to", "8,4,2", "--stds", "spreads.json", "--strict")
     status, out, _ = call(*asked)
     assert status == 1

@@ -242,9 +242,13 @@ def read_names(names: Iterable[str | Sequence[str]], frozen: Collection[str], ow
                 f"{' = '.join(group)} is one parameter at several places: its gradient is a sum over them, which is "
                 "not derived; give each its own"
             )
-        if group[0] not in frozen and (reason := UNDERIVED.get(found[0].parts[group[0]][0])):
-            kin = [each[0] for each in groups if each[0] not in frozen and found[0].parts[each[0]] in parts]
-            raise UsageError(f"{kin[0]}{_more(kin)}: {reason}; leave them out, or freeze them")
+    underived: dict[str, list[str]] = {}
+    for name in [group[0] for group in groups if group[0] not in frozen]:
+        if reason := UNDERIVED.get(found[0].parts[name][0]):
+            underived.setdefault(reason, []).append(name)
+    if underived:
+        said = "; ".join(f"{kin[0]}{_more(kin)}: {reason}" for reason, kin in underived.items())
+        raise UsageError(f"{said}; leave them out, or freeze them")
     held = {part for parts in found[0].parts.values() for part in parts}
     if "unembedding" not in held:
         raise UsageError(

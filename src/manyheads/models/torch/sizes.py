@@ -59,7 +59,9 @@ def read_shape(
                 total = readings[0][side]
                 sizes[size] = (total - sizes.get("queries", 0)) // 2 if size == "keys" and len(each) == 3 else total
     if missing := [size for size in ("width", "queries", "keys") if sizes.get(size, 0) < 1] or [""] * (not count):
-        raise UsageError(f"the {missing[0] or 'depth'} cannot be read off the parameters: give shape=Shape(N, H, L)")
+        raise UsageError(
+            f"the {missing[0] or 'depth'} cannot be read off the parameters: give shape=Shape(N, H, L) (--to)"
+        )
     for name, each in names.items():
         _check(name, each, matrices.get(name, (each, [tuple(tensors[name].shape)]))[1], sizes)
     if any(sum(part in each for each in names.values()) % count for part in ("query", "key", "value", "mlp_out")):
