@@ -124,19 +124,19 @@ def _gaps(roles: Iterable[ParameterRole]) -> list[str]:
 
 
 @cache
-def _tails() -> dict[str, str]:
-    """Return the last pieces of the names of all families, two or one before that of the tensor, and their parts."""
-    found: dict[str, str] = {}
+def _tails() -> dict[str, dict[str, str]]:
+    """Return the last pieces of the modules of all families, two or one, and their parts, by the ending of a name."""
+    found: dict[str, dict[str, str]] = {"weight": {}, "bias": {}, "": {}}
     for family in _open_families():
         for module in (*family.body, *family.heads):
             kind = "gain" if module.sort == "norm" else "bias" if module.is_bias else "weight"
-            kinds = {"": kind} if module.sort == "bare" else {".weight": kind, ".bias": "bias"}
+            kinds = {"": kind} if module.sort == "bare" else {"weight": kind, "bias": "bias"}
             for ending, each in kinds.items():
-                pieces = (re.sub(r".*\{layer\}\.", "", module.path) + ending).split(".")
+                pieces = re.sub(r".*\{layer\}\.", "", module.path).split(".")
                 part = "+".join(ParameterRole(module.role, each, None, "").parts(module.path))
-                for length in (2, 1):
-                    if part.partition("+")[0] in PARTS:
-                        found.setdefault(".".join(pieces[-length - bool(ending) :]), part)
+                if part.partition("+")[0] in PARTS:
+                    for length in (2, 1):
+                        found[ending].setdefault(".".join(pieces[-length:]), part)
     return found
 
 
@@ -148,12 +148,13 @@ def guess_part(name: str) -> str:
     >>> guess_part("blocks.3.attention.out_proj.weight"), guess_part("rotary.scale")
     ('output', '')
     """
-    pieces, tails = name.split("."), _tails()
-    near = [".".join(pieces[-length:]) for length in (3, 2)]
-    near = [tail for tail in near if tail in tails] or [
-        found for tail in near for found in get_close_matches(tail, tails, 1, 0.75)
-    ]
-    return tails[near[0]] if near and len(pieces) > 1 else ""
+    path, _, ending = name.rpartition(".")
+    tails = _tails().get(ending, {})
+    path, tails = (path, tails) if tails else (name, _tails()[""])
+    for tail in (".".join(path.split(".")[-length:]) for length in (2, 1)):
+        if near := get_close_matches(tail, tails, 1, 0.75):  # the same one first
+            return tails[near[0]]
+    return ""
 
 
 def propose_roles(names: Iterable[str], known: Mapping[str, Sequence[str]]) -> str:
