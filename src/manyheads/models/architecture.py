@@ -229,11 +229,12 @@ def read_names(names: Iterable[str | Sequence[str]], frozen: Collection[str], ow
     found = match_families(every)
     if not found or found[0].strangers or found[0].absent:
         known, family = (found[0].parts, found[0].family.model_type) if found else ({}, "")
-        near = f"; by the nearest, {family}, {len(every) - len(known)}" if family else ""
-        near += f", and it also needs {', '.join(found[0].absent)}" if found and found[0].absent else ""
+        near = f"; {family}, the nearest, leaves {len(every) - len(known)}" if family else ""
+        near += f", and needs {', '.join(found[0].absent)}" if found and found[0].absent else ""
         raise UsageError(
             f"{owner} has no configuration of transformers, and no family explains all {len(every)} names of its "
-            f"parameters{near}: complete this, and give it as roles=\n{propose_roles(every, known)}"
+            f"parameters{near}: complete these roles, and give them as roles= (--roles FILE)\n"
+            f"{propose_roles(every, known)}"
         )
     for group in groups:
         parts = {found[0].parts[name] for name in group}
