@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from manyheads.models.config import ModelConfig
@@ -91,36 +92,13 @@ def _match(family: Family, names: Sequence[str]) -> NamedParts | None:
     place, last = family.norm_place, any(role.role is Role.FINAL_NORM for role in roles.values())
     post = place == "post" or (place != "pre" and not last)
     strangers = tuple(each for each in names if each not in known)
-    return NamedParts(
-        family, known, strangers, (*dict.fromkeys(map(join_layers, needed)), *_gaps(roles.values())), post
-    )
+    return NamedParts(family, known, strangers, tuple(dict.fromkeys(map(join_layers, needed))), post)
 
 
 def _shared_prefix(names: Sequence[str]) -> str:
     """Return the pieces, with their dots, that all names begin with."""
-    pieces = [name.split(".")[:-1] for name in (min(names), max(names))]
-    shared = ""
-    for one, other in zip(*pieces, strict=False):
-        if one != other:
-            break
-        shared += f"{one}."
-    return shared
-
-
-def _gaps(roles: Iterable[ParameterRole]) -> list[str]:
-    """Return what is missing in a block that a family leaves open."""
-    layers: dict[int, set[Role]] = {}
-    for role in roles:
-        if role.layer is not None and role.kind == "weight":
-            layers.setdefault(role.layer, set()).add(role.role)
-    attention = {Role.QUERY_KEY_VALUE}, {Role.QUERY, Role.KEY, Role.VALUE}
-    choices = {"queries, keys and values": attention, "input of the MLP": ({Role.MLP_IN}, {Role.MLP_GATE_IN})}
-    return [
-        f"one {what} in layer {layer}"
-        for layer, held in sorted(layers.items())
-        for what, sets in choices.items()
-        if sum(bool(held & each) for each in sets) != 1 or not any(each <= held for each in sets)
-    ]
+    pairs = zip(*(name.split(".")[:-1] for name in (min(names), max(names))), strict=False)
+    return "".join(f"{one}." for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @cache

@@ -19,6 +19,7 @@ SIDES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("embedding", "positional", "unembedding"), ("any", "width")),
 }
 """Part → sides of its matrix, fan-out first."""
+MATRICES = ("output", "query", "key", "value", "mlp_in", "mlp_out")  # as many in all blocks
 TABLES = ("embedding", "positional")  # may have more axes: of pixels, or one of size one
 BESIDE = "give roles= and shape="
 
@@ -42,12 +43,9 @@ def read_shape(
         raise UsageError(f"the {missing[0]} cannot be read off the parameters: {BESIDE}Shape(N, H, L) (--to)")
     for name, each in sides.items():
         _check_sides(name, parts[name], each, sizes)
-    counts = {
-        part: sum(part in parts[name] for name in sides) for part in ("output", "query", "key", "value", "mlp_out")
-    }
-    depth = counts["output"]
-    if any(count not in (0, depth) for count in counts.values()):
-        raise UsageError(f"{', '.join(f'{count} {part}' for part, count in counts.items())} matrices: {BESIDE}")
+    depth, *counts = (sum(part in parts[name] for name in sides) for part in MATRICES)
+    if any(count % depth for count in counts):
+        raise UsageError(f"matrices {', '.join(MATRICES)}: there are {[depth, *counts]}, not as many of each: {BESIDE}")
     heads = _find_heads(model, [name for name in sides if "query" in parts[name]], sizes["queries"], heads)
     key_dim = sizes["queries"] // heads
     if sizes["queries"] % heads or sizes["keys"] % key_dim:
