@@ -18,9 +18,10 @@ Stage = Literal["forward", "backward", "idle", "scores-again", "block-again", "l
 # The stages that each answer about recomputation counts. "last" is the product that ends a block: its result is an
 # output that was stored anyway, so an implementation that recomputes only what it needs leaves it out.
 BLOCK, SCORES = ("block-again", "last-again"), ("scores-again",)
-RECOMPUTED: dict[str, tuple[str, ...]] = {"none": (), "scores": SCORES, "block": BLOCK, "executed": ()}
+RECOMPUTED: dict[str, tuple[str, ...]] = {"none": (), "scores": SCORES, "block": BLOCK, "executed": BLOCK}
 RECOMPUTED |= {"block-needed": BLOCK[:1], "block+scores": BLOCK + SCORES}
 LOOP = "a while loop"  # with which the reasons begin that a trip count removes
+TRACED = ("exact", "halved", "dense", "mac", "executed", "executed-mac")  # conventions that a traced module answers
 FIGURES = ("flops", "elementwise", "transcendental", "bytes")
 BYTES = {
     True: "compulsory traffic: every needed input, constant and result of one call once",
@@ -44,6 +45,7 @@ class Item:
     transcendental: Tally = NOTHING  # not contained in `elementwise`
     bytes: int = 0  # compulsory traffic
     embedding: bool = False  # whether the work exists only if a token embedding is a product with one-hot rows
+    module: str = ""  # path of the PyTorch module that does the work; of the outermost its class
 
     def counted(self, convention: Convention) -> bool:
         """Tell whether `convention` counts this item's work (its bytes are always counted)."""
@@ -74,9 +76,9 @@ _AMOUNTS = ("macs", "scores", "elementwise", "transcendental", "bytes")
 
 def merge(items: Iterable[Item]) -> tuple[Item, ...]:
     """Add up items of the same name and stage, in the order of their first appearance."""
-    merged: dict[tuple[str, str, bool], Item] = {}
+    merged: dict[tuple[str, str, bool, str], Item] = {}
     for item in items:
-        key = (item.name, item.stage, item.embedding)
+        key = (item.name, item.stage, item.embedding, item.module)
         merged[key] = merged[key].plus(item) if key in merged else item
     return tuple(merged.values())
 
@@ -97,6 +99,8 @@ class Cost(Shown):
         What a reader must know beside the figures.
     unknown
         Parts whose cost is not determined. If there are any, every figure is refused; `lower_bound` gives what is sure.
+    traced
+        Whether a PyTorch program was traced: it has `flops` alone, and knows its masks and what it recomputes.
 
     Examples
     --------
@@ -109,11 +113,12 @@ class Cost(Shown):
     convention: Convention = field(default_factory=Convention)
     notes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    traced: bool = False
 
     @property
     def flops(self) -> int:
         """Matrix-product operations under the convention (FLOPs if a multiply-add is 2), with its softmax charge."""
-        self._refuse_unknown()
+        self._require("flops")
         return sum(item.flops(self.convention) for item in self.items)
 
     @property
@@ -129,18 +134,25 @@ class Cost(Shown):
     @property
     def bytes(self) -> int:
         """Compulsory traffic in bytes, a lower bound: every input and every output of a call moves once."""
-        self._refuse_unknown()
+        self._require("bytes")
         return sum(item.bytes for item in self.items)
 
     def _column(self, name: str) -> int:
-        self._refuse_unknown()
+        self._require(name)
         counted = (getattr(item, name) for item in self.items if item.counted(self.convention))
         return sum(amount.elementwise(self.convention.causal) for amount in counted)
 
-    def _refuse_unknown(self) -> None:
+    @property
+    def _counted(self) -> tuple[str, ...]:
+        return FIGURES[:1] if self.traced else FIGURES
+
+    def _require(self, figure: str) -> None:
+        if figure not in self._counted:
+            raise UnknownCost(f"{figure}: not counted for a PyTorch program, only matrix products are; take flops")
         if self.unknown:
             trips = ", or state the trip count" if any(part.startswith(LOOP) for part in self.unknown) else ""
-            raise UnknownCost(f"the cost is not determined: {'; '.join(self.unknown)}. Take lower_bound(){trips}")
+            other = ", or give formulas={op: function}" if self.traced else trips
+            raise UnknownCost(f"the cost is not determined: {'; '.join(self.unknown)}. Take lower_bound(){other}")
 
     def lower_bound(self) -> "Cost":
         """Return the cost with every undetermined part left out, which then stands in the notes."""
@@ -161,14 +173,32 @@ class Cost(Shown):
         16
         """
         target = find_convention(convention)
-        if target.executed != self.convention.executed:
+        if not self.reads(convention):
+            name = convention if isinstance(convention, str) else target.name
+            if self.traced:
+                raise ConventionError(f"a traced module cannot be read as {name!r}: choose from {', '.join(TRACED)}")
             have = "a program as it runs" if self.convention.executed else "a formula"
             raise ConventionError(
-                f"a count of {have} cannot be read as {target.name!r} ({target.describe()}): it does not say which "
+                f"a count of {have} cannot be read as {name!r} ({target.describe()}): it does not say which "
                 "products are masked, recomputed or idle. Use the closed forms for that, and 'executed' or "
                 "'executed-mac' for programs"
             )
         return replace(self, convention=target)
+
+    def reads(self, convention: str | Convention) -> bool:
+        """Tell whether the parts answer the questions of a convention."""
+        target = find_convention(convention)
+        return target in map(find_convention, TRACED) if self.traced else target.executed == self.convention.executed
+
+    def by_module(self, depth: int | None = None) -> "Cost":
+        """Name the items by the PyTorch module that does their work, `depth` names deep (None: the whole path).
+
+        UsageError if the parts have no modules: of a closed form or a function.
+        """
+        if not any(item.module for item in self.items):
+            raise UsageError("by_module: no part of this cost belongs to a module; count a torch.nn.Module")
+        named = [(".".join(item.module.split(".")[:depth]) or item.name, item) for item in self.items]
+        return replace(self, items=merge(replace(item, name=name, module="") for name, item in named))
 
     def __add__(self, other: "Cost") -> "Cost":
         if not isinstance(other, Cost):
@@ -176,9 +206,11 @@ class Cost(Shown):
         if other.convention != self.convention:
             names = f"{self.convention.name} and {other.convention.name}"
             raise ConventionError(f"costs of different conventions do not add: {names}; convert one with .to")
+        if self.items and other.items and self.traced != other.traced:
+            raise ConventionError("a traced module and a formula do not add: neither knows what the other recomputes")
         notes, unknown = (*self.notes, *other.notes), (*self.unknown, *other.unknown)
         texts = tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(unknown))
-        return Cost(merge((*self.items, *other.items)), self.convention, *texts)
+        return Cost(merge((*self.items, *other.items)), self.convention, *texts, self.traced or other.traced)
 
     def __mul__(self, times: int) -> "Cost":
         if isinstance(times, bool) or not isinstance(times, int):
@@ -190,7 +222,7 @@ class Cost(Shown):
     __rmul__ = __mul__
 
     def breakdown(self) -> dict[str, dict[str, int]]:
-        """Split `flops`, `elementwise`, `transcendental` and `bytes` by item name, in the order of the computation."""
+        """Split the figures by item name, in the order of the computation; of a PyTorch program only `flops`."""
         names = dict.fromkeys(item.name for item in self.items)
         parts = {name: replace(self, items=tuple(i for i in self.items if i.name == name)) for name in names}
         return {name: _figures(part) for name, part in parts.items() if any(_figures(part).values())}
@@ -201,7 +233,7 @@ class Cost(Shown):
         known = self.lower_bound()
         figures: dict[str, Any] = _figures(known) if not self.unknown else {"lower_bound": _figures(known)}
         texts = {"unknown": list(self.unknown), "notes": list(self.notes)}
-        moved = {"bytes_convention": BYTES[self.convention.executed]}
+        moved = {"bytes_convention": BYTES[self.convention.executed]} if "bytes" in self._counted else {}
         return {**figures, "convention": convention, "items": known.breakdown(), **texts, **moved}
 
     def table(self, shares: bool = True) -> str:
@@ -214,15 +246,15 @@ class Cost(Shown):
         unit = self._unit
         every = known.breakdown() | {"at least" if self.unknown else "total": total}
         rows = [
-            (name, *(f"{figures[column]:,}" for column in FIGURES), _share(figures["flops"], total["flops"]))
+            (name, *(f"{figure:,}" for figure in figures.values()), _share(figures["flops"], total["flops"]))
             for name, figures in every.items()
         ]
-        columns = ("item", unit, "elementwise", "transcendental", "bytes", f"% of {unit}")
+        columns = ("item", unit, *self._counted[1:], f"% of {unit}")
         last = len(columns) if shares else -1
         lines = [
             render_table(columns[:last], [row[:last] for row in rows]),
             f"convention {self.convention.name}: {self.convention.describe()}",
-            f"bytes: {BYTES[self.convention.executed]}",
+            *([f"bytes: {BYTES[self.convention.executed]}"] if "bytes" in total else ()),
         ]
         lines += [f"unknown: {part}" for part in self.unknown] + [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
@@ -232,7 +264,7 @@ class Cost(Shown):
 
     def to_dataframe(self) -> "pd.DataFrame":
         """Return the breakdown as a pandas data frame, one row an item, in the order of the computation."""
-        return Overview("", ("item", *FIGURES), self._rows()).frame()
+        return Overview("", ("item", *self._counted), self._rows()).frame()
 
     def plot(self) -> "Figure":
         """Draw the operations of every item as bars, the most first."""
@@ -252,14 +284,15 @@ class Cost(Shown):
         total = _figures(self.lower_bound())
         least = "at least " if self.unknown else ""
         rows = sorted(self._rows(), key=lambda row: -row[1])
-        title = f"Cost: {least}{total['flops']:,} {self._unit}, {total['bytes']:,} bytes ({self.convention.name})"
-        columns, convention = ("item", self._unit, f"% of {self._unit}", "bytes"), self.convention
-        shown = [(name, count, _share(count, total["flops"]), moved) for name, count, *_, moved in rows]
+        traffic = f", {total['bytes']:,} bytes" if "bytes" in total else ""
+        title = f"Cost: {least}{total['flops']:,} {self._unit}{traffic} ({self.convention.name})"
+        columns, convention = ("item", self._unit, f"% of {self._unit}", *self._counted[3:]), self.convention
+        shown = [(name, count, _share(count, total["flops"]), *more[2:]) for name, count, *more in rows]
         return Overview(title, columns, shown, (f"convention {convention.name}: {convention.describe()}", *self.notes))
 
 
 def _figures(cost: Cost) -> dict[str, int]:
-    return {name: getattr(cost, name) for name in FIGURES}
+    return {name: getattr(cost, name) for name in cost._counted}
 
 
 def _share(part: int, whole: int) -> str:

@@ -6,6 +6,7 @@ it stands. What has no figure, such as the logarithm of a negative number, leave
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -45,7 +46,7 @@ class Region(NamedTuple):
 def near(target: SupportsFloat, tolerance: Any) -> Region:
     """Return the region within a tolerance of a target; (below, above) where they differ, either may be infinite."""
     several = isinstance(tolerance, tuple)
-    return Region(float(target), (float(tolerance[0]), float(tolerance[1])) if several else float(tolerance))
+    return Region(float(target), tuple(map(float, tolerance)) if several else float(tolerance))  # type: ignore[arg-type]
 
 
 def above(bound: SupportsFloat) -> Region:
@@ -181,13 +182,15 @@ class Claim:
             return Verdict.from_interval(self.text, interval, **known, **stated)
         if (dims := getattr(found, "dims", ())) not in ((), ("replicate",)):
             raise UsageError(f"claim {self.text!r}: measured over {dims}; average over all but replicates")
-        values = np.asarray(found, dtype=np.float64)
+        values = None
+        with contextlib.suppress(TypeError, ValueError):
+            values = None if found is None else np.asarray(found, dtype=np.float64)
+        if values is None or values.ndim > 1:
+            given = f"measured {found!r:.60}" if values is None else f"measured shape {values.shape}"
+            raise UsageError(f"claim {self.text!r}: {given}; expected one number, (replicates,) or an interval")
         if values.ndim == 0:
             self._refuse_sample_options("one number")
             return Verdict.exact(self.text, float(values), **stated)
-        if values.ndim > 1:
-            wanted = "one number, (replicates,) or an interval"
-            raise UsageError(f"claim {self.text!r}: measured shape {values.shape}; expected {wanted}")
         usable = int((np.isfinite(values) & ((values > 0) | (self.scale == "linear"))).sum())
         if usable < max(values.size, 1):
             nothing = Interval(-math.inf, math.inf, LEVEL)

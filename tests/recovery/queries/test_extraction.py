@@ -192,9 +192,10 @@ def test_a_second_certificate_is_drawn_and_no_third(layer, function, monkeypatch
 
 
 def test_a_mistake_of_ours_is_no_refusal(layer, function, monkeypatch):
-    Script(layer, monkeypatch, subspaces=[ValueError("operands could not be broadcast together")])
-    with pytest.raises(ValueError, match="broadcast"):
-        extract_layer(function, DIM)
+    for error in (ValueError("operands could not be broadcast together"), np.exceptions.AxisError(3, 2)):
+        Script(layer, monkeypatch, subspaces=[error])
+        with pytest.raises(type(error), match=r"broadcast|out of bounds"):
+            extract_layer(function, DIM)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +244,9 @@ def test_what_contradicts_is_refused(function, rng):
     both = gpt_layer(rng, DIM, 2, causal=False)
     with pytest.raises(NotALayer, match="is not causal, and was said to be"):
         extract_layer(lambda x: evaluate_layer(both, x), DIM, options=ExtractionOptions(causal=True))
-    with pytest.raises(NotALayer, match="is causal, and was said not to be"):
+    with pytest.raises(NotALayer, match="is causal, and was said not to be") as refused:
         extract_layer(function, DIM, options=ExtractionOptions(causal=False))
+    assert (refused.value.measured, refused.value.threshold) == (1.0, 0.0)
     for wrong in ({"method": "magic"}, {"noise": -1.0}, {"noise": 1.0}, {"seed": -1}, {"seed": 1.5}):
         with pytest.raises(UsageError):
             extract_layer(function, DIM, **wrong)
@@ -376,3 +378,11 @@ def test_tolerance_decides_how_single_precision_is_extracted(rng, tolerance, met
         found = extract_layer(oracle.function, 12, options=options)
         assert found.method == "probes"
         assert compare_layers(layer, found.layer).theta < 1e-2
+
+
+@pytest.mark.parametrize("level", [methods.EXACT * 0.99, methods.EXACT, methods.EXACT * 1.04])
+def test_a_reason_shows_the_digits_of_its_comparison(rng, level):
+    measured = oracle_noise(Oracle(lambda x: evaluate_layer(gpt_layer(np.random.default_rng(0), 8, 2), x), 8), rng)
+    reason = methods.plan_attempts("auto", level, measured, ExtractionOptions())[0].reason
+    shown, limit = (float(word) for word in reason.split() if word[0].isdigit())
+    assert ("above" in reason) == (shown > limit) == (level > methods.EXACT)

@@ -30,7 +30,10 @@ def standard_panels(
     """
     drawn = {(one.x_label, one.y_label) for one in own if isinstance(one, Lines)}
     derived = [one for one in (*_series(claims), *_pairs(theory, trained)) if (one.x_label, one.y_label) not in drawn]
-    return (*derived, *_medians(theory, trained))
+    titles = [one.title for one in derived]
+    axes = [f", over {one.x_label}" if titles.count(one.title) > 1 else "" for one in derived]
+    named = (replace(one, title=one.title + axis) for one, axis in zip(derived, axes, strict=True))
+    return (*named, *_medians(theory, trained))
 
 
 def lines(
@@ -131,8 +134,8 @@ def table(title: str, rows: Iterable[Mapping[str, str]], note: str = "", shows: 
 
 def label_of(values: xr.DataArray) -> str:
     """Return the long name of a variable with its unit, or its name."""
-    unit = values.attrs.get("units", "1")
-    return str(values.attrs.get("long_name") or values.name) + ("" if unit in ("", "1") else f" [{unit}]")
+    name, unit = str(values.attrs.get("long_name") or values.name), values.attrs.get("units", "1")
+    return name.replace("_", " ") + ("" if unit in ("", "1") else f" [{unit}]")
 
 
 def _series(claims: Iterable[Claim]) -> Iterator[Lines]:
