@@ -607,12 +607,44 @@ def test_audits_of_loaded_weights_and_of_roles_without_a_shape(call, folder):
     asked = ("audit", "loaded_plain:made", "--base", "8,4,2", "--learning-rate", 0.1, "--weight-decay", 0.01)
     status, _, err = call(*asked)
     assert status == 2
-    assert "--to is missing" in err
+    assert "shape=Shape(N, H, L) (--to)" in " ".join(err.split())
     asked += ("--to", "8,4,2", "--stds", "spreads.json", "--strict")
     status, out, _ = call(*asked)
     assert status == 1
     assert "--trained" in " ".join(out.split())
     assert call(*asked, "--trained")[0] == 0
+
+
+@pytest.mark.torch
+def test_audit_of_a_model_of_ones_own_proposes_a_role_map_that_a_file_may_hold(call, folder):
+    (folder / "own_model.py").write_text(
+        "import torch\n"
+        "from tests.scaling.own_models import LLAMA, build\n"
+        "def made():\n"
+        "    model = build(LLAMA | {'output': 'layers.*.self_attn.out_proj'}, stated='')\n"
+        "    return model, torch.optim.AdamW(model.parameters(), lr=0.1)\n"
+    )
+    asked = ("audit", "own_model:made", "--base", "8,4,3", "--learning-rate", 0.1, "--weight-decay", 0.01)
+    status, _, err = call(*asked)
+    assert status == 2
+    assert '\n    "layers.*.self_attn.out_proj.weight": "output",  # guessed\n' in err
+    (folder / "roles.toml").write_text(err[err.index("roles = {") : err.rindex("}") + 1])
+    status, _, err = call(*asked, "--roles", "roles.toml")
+    assert status == 2
+    assert "give heads= (--heads)" in " ".join(err.split())
+    status, out, _ = call(*asked, "--roles", "roles.toml", "--heads", 4, "--strict")
+    assert (status, "0 wrong" in out) == (0, True)
+
+
+@pytest.mark.parametrize(("row", "words"), [("value", "fan-in grows 3 times"), ("norm", "it follows no size")])
+def test_the_table_explains_its_learning_rates(call, row, words):
+    asked = ("--base", "8,4,2", "--to", "8,12,2", "--learning-rate", 3e-3)
+    status, out, _ = call(*asked, "--explain")
+    assert status == 0
+    told = next(line for line in out.splitlines() if line.startswith(f"{row}: "))
+    assert words in told
+    rows = json.loads(call(*asked, "--json")[1])["rows"]
+    assert told == next(each["explanation"] for each in rows if each["role"] == row)
 
 
 MAKE = """

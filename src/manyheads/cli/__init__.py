@@ -276,7 +276,9 @@ def _message_of(error: Exception, unexpected: bool) -> str:
 
 
 def _complain(text: str) -> None:
-    """Print one line on standard error."""
+    """Print one line on standard error, and below it the lines of a role map that is proposed."""
     from manyheads._overview import printable
 
-    print(f"manyheads: {printable(' '.join(text.split()))}", file=sys.stderr)
+    said, mark, proposed = text.partition("\nroles = {\n")
+    lines = f"{mark.strip()}\n{proposed}".splitlines() if mark else []
+    print("\n".join([f"manyheads: {printable(' '.join(said.split()))}", *map(printable, lines)]), file=sys.stderr)

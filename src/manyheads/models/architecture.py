@@ -5,19 +5,29 @@ Nothing is guessed: a name that is not explained is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from manyheads.errors import UsageError
 from manyheads.models.config import ModelConfig, read_config
-from manyheads.models.modules import GAINS, Role
-from manyheads.models.parameters import ParameterMap, ParameterRole, recognize
+from manyheads.models.modules import Role
+from manyheads.models.names import NamedParts, join_layers, match_families, propose_roles
+from manyheads.models.parameters import ParameterMap, recognize
 from manyheads.models.parts import PARTS, UNDERIVED, Architecture, Parameter
-from manyheads.models.refusals import CheckpointRefused
+from manyheads.models.refusals import CheckpointRefused, WeightsMismatch
 from manyheads.transformer.shape import Shape
 
+OTHER_HEAD = "another head reads the same norm"
+NO_ROLE = r"\s*(#.*|\[roles\]\s*|roles\s*=\s*\{|[{}])?\s*"  # lines of a role map that hold none
+ROLE_LINE = (
+    r"""\s*(?P<quote>["']?)(?P<pattern>[^"'\s=:]+)(?P=quote)\s*[=:]"""
+    r"""\s*(?P<mark>["'])(?P<part>.*?)(?P=mark)\s*,?\s*(#.*)?"""
+)
 LARGEST_STD = 1e30  # no family starts its weights at such a std; float32 still holds it
 
 
@@ -62,7 +72,7 @@ def read_architecture(
     parameters: dict[bool, list[Parameter]] = {True: [], False: []}  # by whether they are frozen
     for group, parts in named:
         means = {
-            ("blank",) if part.role in family.blank and part.kind == "weight" else _parts(part, name)
+            ("blank",) if part.role in family.blank and part.kind == "weight" else part.parts(name)
             for part, name in zip(parts, group, strict=True)
         }
         closes = closing is not None and parts[0].role is closing
@@ -77,7 +87,11 @@ def read_architecture(
     if tied and not reason and not any(each.closes and each.start == "one" for each in parameters[False]):
         reason = "its last norm has no gain that is trained"
     trained, resting = (tuple(parameters[each]) for each in (False, True))
-    facts = {"root_width": known.config.root_width, "fixed_scale": family.fixed_scale}
+    facts = {
+        "root_width": known.config.root_width,
+        "fixed_scale": family.fixed_scale,
+        "interleaved": family.fused == "heads",
+    }
     return Architecture(shape, trained, family.model_type, post, std, reason, frozen=resting, **facts)
 
 
@@ -101,32 +115,81 @@ def apply_role_map(
     """
     if not isinstance(roles, Mapping) or not all(isinstance(word, str) for pair in roles.items() for word in pair):
         raise UsageError(f'roles={roles!r}: expected a map from patterns of names to parts, {{"*.wq.weight": "query"}}')
-    shape = Shape.of(shape)
-    for pattern, part in roles.items():
-        if underived := [piece for piece in part.split("+") if piece in UNDERIVED]:
-            raise UsageError(f"{pattern!r} is given the role {underived[0]!r}: {UNDERIVED[underived[0]]}")
-        if unknown := [piece for piece in part.split("+") if piece not in PARTS]:
-            raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")
+    if wrong := [problem for pattern, part in roles.items() if (problem := _find_wrong_part(pattern, part))]:
+        raise UsageError(f"{'; '.join(wrong)}: choose from {', '.join(PARTS)}")
+    trained, resting = _groups(names), _groups(frozen)
     used: set[str] = set()
+    parts = _look_up(roles, [name for group in (*trained, *resting) for name in group], used)
+    if unknown := [name for group in trained for name in group if name not in parts]:
+        raise UsageError(
+            f"no pattern of the role map fits the parameter {unknown[0]!r}{_more(unknown)}: add a line for each, or "
+            f"freeze them\n{propose_roles(unknown, {})}"
+        )
+    last = list(roles)[-1:]
+    if idle := [pattern for pattern in roles if pattern not in used and not [pattern] == last == ["*"]]:
+        raise UsageError(f"the pattern {idle[0]!r}{_more(idle)} of the role map fits no parameter: mend or remove it")
+    return join_parameters(parts, Shape.of(shape), trained, resting)
+
+
+def join_parameters(
+    parts: Mapping[str, tuple[str, ...]],
+    shape: Shape,
+    names: Iterable[Sequence[str]],
+    frozen: Iterable[Sequence[str]] = (),
+    **facts: Any,
+) -> Architecture:
+    """Return the architecture of a plain model from the parts of its parameters, by name."""
     found: list[list[Parameter]] = [[], []]  # trained, frozen
-    for resting, given in enumerate((names, frozen)):
-        for group in _groups(given):
-            means = _look_up(roles, group, used)
-            if not resting and (unknown := [name for name in group if name not in means]):
-                raise UsageError(f"no pattern of the role map fits the parameter {unknown[0]!r}: add one, or freeze it")
-            if means:
-                found[resting].append(_parameter(group, set(means.values()), closes=False))
-    parameters = found[0]
-    if idle := [pattern for pattern in roles if pattern not in used]:
-        raise UsageError(f"the pattern {idle[0]!r} of the role map fits no parameter: mend or remove it")
+    for place, groups in enumerate((names, frozen)):
+        for group in groups:
+            if means := {parts[name] for name in group if name in parts}:
+                found[place].append(_parameter(tuple(group), means, closes=False))
     reason = ""
     if any(parameter.tied for some in found for parameter in some):
-        ends = [parameter.name for parameter in parameters if parameter.parts[0] == "final_gain"]
+        ends = [parameter.name for parameter in found[0] if parameter.parts[0] == "final_gain"]
         reason = "" if len(ends) == 1 else f"it has {len(ends)} parameters of role final_gain that are trained"
+        if any("unembedding" in parameter.parts for some in found for parameter in some):
+            reason = reason or OTHER_HEAD
         if not reason:
             last = ("final_gain", "final_shift")
             found = [[replace(each, closes=each.parts[0] in last) for each in some] for some in found]
-    return Architecture(shape, tuple(found[0]), open_end=reason, frozen=tuple(found[1]))
+    return Architecture(shape, tuple(found[0]), open_end=reason, frozen=tuple(found[1]), **facts)
+
+
+def _find_wrong_part(pattern: str, part: str) -> str:
+    """Return what is wrong with a line of a role map; empty for nothing."""
+    for piece in part.split("+"):
+        if piece not in PARTS:
+            return f"{pattern!r} is given the role {piece!r}" + (f", {UNDERIVED[piece]}" if piece in UNDERIVED else "")
+    return ""
+
+
+def read_roles(path: str | PathLike[str]) -> dict[str, str]:
+    """Read a role map from a file: lines `"pattern" = "part"` of TOML, or those that an error proposes."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"roles {path}: {getattr(error, 'strerror', None) or 'no UTF-8 text'}; give a role map"
+        ) from error
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not re.fullmatch(NO_ROLE, line):
+            here = f"{path}, line {number}: "
+            if (read := re.fullmatch(ROLE_LINE, line)) is None:
+                raise UsageError(f'{here}{line.strip()[:80]!r}: expected a line such as "*.wq.weight" = "query"')
+            if read["pattern"] in found:
+                raise UsageError(f"{here}the pattern {read['pattern']!r} stands there twice: remove one")
+            if wrong := _find_wrong_part(read["pattern"], read["part"]):
+                raise UsageError(f"{here}{wrong}: choose from {', '.join(PARTS)}")
+            found[read["pattern"]] = read["part"]
+    return found
+
+
+def _more(names: Sequence[str]) -> str:
+    """Return how many more there are, and their names with layers joined."""
+    joined = [name for name in dict.fromkeys(map(join_layers, names[1:])) if name != join_layers(names[0])]
+    return f" (and {len(names) - 1} more{': ' * bool(joined)}{', '.join(joined)})" if len(names) > 1 else ""
 
 
 def _groups(names: Iterable[str | Sequence[str]]) -> list[tuple[str, ...]]:
@@ -151,10 +214,49 @@ def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Para
         read = read_config(config, "model", complete=True)
         return recognize(read, [read.family.saved_name(name) for group in groups for name in group], "model")
     except CheckpointRefused as refused:
+        names = [name for group in groups for name in group]
+        proposed = propose_roles(names, match_families(names)[0].parts) if isinstance(refused, WeightsMismatch) else ""
         raise UsageError(
             f"{refused.found}. Roles are never guessed: for adapters, cross-attention, experts and families that are "
-            "not known, give every trained parameter a part with roles={pattern: part} and shape=Shape(N, H, L)"
+            f"not known, give every trained parameter a part with roles={{pattern: part}}\n{proposed}".rstrip()
         ) from refused
+
+
+def read_names(names: Iterable[str | Sequence[str]], frozen: Collection[str], owner: str) -> list[NamedParts]:
+    """Return the readings of a model by the names of its parameters alone, or refuse with a role map."""
+    groups = _groups(names)
+    every = [name for group in groups for name in group]
+    found = match_families(every)
+    if not found or found[0].strangers or found[0].absent:
+        known, family = (found[0].parts, found[0].family.model_type) if found else ({}, "")
+        near = f"; {family}, the nearest, leaves {len(every) - len(known)}" if family else ""
+        near += f", and needs {', '.join(found[0].absent)}" if found and found[0].absent else ""
+        raise UsageError(
+            f"{owner} has no configuration of transformers, and no family explains all {len(every)} names of its "
+            f"parameters{near}: complete these roles, and give them as roles= (--roles FILE)\n"
+            f"{propose_roles(every, known)}"
+        )
+    for group in groups:
+        parts = {found[0].parts[name] for name in group}
+        if len(group) > 1 and parts not in ({("embedding",), ("unembedding",)}, {("unembedding_bias",)}):
+            raise UsageError(
+                f"{' = '.join(group)} is one parameter at several places: its gradient is a sum over them, which is "
+                "not derived; give each its own"
+            )
+    underived: dict[str, list[str]] = {}
+    for name in [group[0] for group in groups if group[0] not in frozen]:
+        if reason := UNDERIVED.get(found[0].parts[name][0]):
+            underived.setdefault(reason, []).append(name)
+    if underived:
+        said = "; ".join(f"{kin[0]}{_more(kin)}: {reason}" for reason, kin in underived.items())
+        raise UsageError(f"{said}; leave them out, or freeze them")
+    held = {part for parts in found[0].parts.values() for part in parts}
+    if "unembedding" not in held:
+        raise UsageError(
+            f"{owner} has no parameter that reads out: a table that is read out without a module of its own is tied, "
+            "which no name shows; give it one, lm_head.weight = the table, or give roles="
+        )
+    return found
 
 
 def read_body(config: ModelConfig | Mapping[str, Any]) -> Body:
@@ -216,20 +318,6 @@ def _read_std(config: Mapping[str, Any]) -> float:
     return float(std)
 
 
-def _parts(part: ParameterRole, name: str) -> tuple[str, ...]:
-    """Translate the meaning of a name of a family."""
-    if part.role.sort == "norm" or part.role in GAINS:
-        return (f"{part.role.part}_{'gain' if part.kind == 'gain' else 'shift'}",)
-    biased = "_bias" if part.kind == "bias" else ""
-    if part.role is Role.QUERY_KEY_VALUE:
-        return tuple(f"{each}{biased}" for each in ("query", "key", "value"))
-    if part.role is Role.MARKER and name.endswith("mask_token"):
-        return ("blank",)
-    if part.role is Role.MLP_GATE_IN:
-        return (f"mlp_gate{biased}", f"mlp_in{biased}")
-    return (f"{part.role.part}{biased}",)
-
-
 def _closing(parameters: ParameterMap, post: bool) -> tuple[Role | None, str]:
     """Return the norm that the tied unembedding alone reads, or why there is none."""
     present = {part.role for part in parameters.roles.values()}
@@ -238,7 +326,7 @@ def _closing(parameters: ParameterMap, post: bool) -> tuple[Role | None, str]:
     if post or Role.FINAL_NORM not in present:
         return None, "no norm of its own stands before it"
     if present & {Role.CLASSIFIER, Role.POOLER}:
-        return None, "another head reads the same norm"
+        return None, OTHER_HEAD
     return Role.FINAL_NORM, ""
 
 

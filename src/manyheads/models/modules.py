@@ -51,7 +51,10 @@ class Role(StrEnum):
     MLP_IN = "mlp_in", "mlp_in", "hidden,width"
     MLP_GATE = "mlp_gate", "mlp_in", "hidden,width"
     MLP_GATE_IN = "mlp_gate_in", "", "2*hidden,width"  # gate and input in one matrix
-    MLP_ACTIVATION = "mlp_activation", "", "1", "bare"  # trained numbers of the activation
+    MLP_ACTIVATION = "mlp_activation", "activation", "1", "bare"  # trained numbers of the activation
+    SCALAR = "scalar", "scalar", "1", "bare"  # trained numbers that multiply the stream, or what is added to it
+    GATE = "gate", "gate", "1"  # a matrix whose sigmoid multiplies values or the stream
+    VALUE_EMBEDDING = "value_embedding", "value_embedding", "vocabulary,keys", "table"  # of tokens, added to values
     MLP_HIDDEN_NORM = "mlp_hidden_norm", "inner", "hidden", "norm"
     MLP_OUT = "mlp_out", "mlp_out", "width,hidden"
     ROUTER = "router", "router", "experts,width"

@@ -21,6 +21,19 @@ class ParameterRole:
     layer: int | None  # None outside the layers
     layout: str  # "out,in" or "in,out" for matrices that multiply a vector, "" for tables, vectors and bare tensors
 
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Return the parts (`manyheads.models.parts.PARTS`) of the parameter with this name."""
+        if self.role.sort == "norm" or self.role in GAINS:
+            return (f"{self.role.part}_{'gain' if self.kind == 'gain' else 'shift'}",)
+        biased = "_bias" if self.kind == "bias" else ""
+        if self.role is Role.QUERY_KEY_VALUE:
+            return tuple(f"{each}{biased}" for each in ("query", "key", "value"))
+        if self.role is Role.MARKER and name.endswith("mask_token"):
+            return ("blank",)
+        if self.role is Role.MLP_GATE_IN:
+            return (f"mlp_gate{biased}", f"mlp_in{biased}")
+        return (f"{self.role.part}{biased}",)
+
 
 @dataclass(frozen=True)
 class ParameterMap:
@@ -64,13 +77,7 @@ def recognize(
         raise WeightsMismatch(path, f"{layers:,} layers in {len(names):,} tensors")
     known = set(names)
     prefix = _find_prefix(config, known)
-    roles: dict[str, ParameterRole] = {}
-    absent = []
-    for name, role, required in _expected(config, prefix, known):
-        if name in known:
-            roles[name] = role
-        elif required:
-            absent.append(name)
+    roles, absent = match_names(config, prefix, known)
     if strangers := [name for name in names if name not in roles]:
         raise WeightsMismatch(
             path,
@@ -79,12 +86,25 @@ def recognize(
             f"{WeightsMismatch.usual}, and that no adapter, wrapper or quantizer renamed the weights",
         )
     if absent:
-        found = f"the family {family.model_type} also needs {len(absent)} tensors: {', '.join(absent[:5])}"
+        found = f"the family {family.model_type} also needs {len(absent)} tensors: {', '.join(list(absent)[:5])}"
         raise WeightsMismatch(path, found, f"{WeightsMismatch.usual}, and that the save is complete")
     tied, unembedding = _tie(config, prefix, known)
     return ParameterMap(
         config, prefix, MappingProxyType({name: roles[name] for name in names}), MappingProxyType(tied), unembedding
     )
+
+
+def match_names(
+    config: ModelConfig, prefix: str, known: set[str]
+) -> tuple[dict[str, ParameterRole], dict[str, ParameterRole]]:
+    """Return the meaning of the names that a family explains, and of those that it needs and are absent."""
+    roles, absent = {}, {}
+    for name, role, required in _expected(config, prefix, known):
+        if name in known:
+            roles[name] = role
+        elif required:
+            absent[name] = role
+    return roles, absent
 
 
 def parameter_map(checkpoint: Checkpoint) -> ParameterMap:

@@ -60,6 +60,9 @@ UNDERIVED: Mapping[str, str] = {
     "neither does, an expert's matrices are mlp_in, mlp_gate and mlp_out",
     "linear_attention": "the size of the state of linear attention, a sum over tokens, is not derived",
     "activation": "how trained numbers of an activation start and move is not described",
+    "scalar": "it multiplies the stream, or what is added to it, by trained numbers: scalars have no derived role",
+    "gate": "it multiplies what is added by a trained sigmoid of a few channels, whose scaling is not derived",
+    "value_embedding": "it adds a row for each token to the values, whose scaling beside them is not derived",
     "soft_cap": "a cap on logits that follows N or L is not derived; a constant one needs no part",
 }
 """Names that role maps often hold and that have no role, with the reason."""
@@ -104,6 +107,7 @@ class Architecture:
     open_end: str = field(default="", repr=False)  # why no norm can carry the multiplier of a tied unembedding, if so
     root_width: bool = False  # whether embeddings are multiplied by the root of the width
     fixed_scale: bool = False  # whether logits are multiplied by a constant of the configuration
+    interleaved: bool = False  # whether a matrix of queries, keys and values holds those of one head after another
     frozen: tuple[Parameter, ...] = field(default=(), repr=False)  # not trained, as far as they are explained
 
     @property

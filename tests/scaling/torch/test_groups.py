@@ -230,8 +230,8 @@ def test_other_models_are_refused():
         torch_groups(p, torch.nn.Linear(2, 2), TUNED)
     with pytest.raises(UsageError, match=r"no torch\.nn\.Module"):
         torch_groups(p, object(), TUNED)
-    with pytest.raises(UsageError, match="roles without a shape"):
-        torch_groups(p, torch.nn.Linear(2, 2), TUNED, {"weight": "query"})
+    with pytest.raises(UsageError, match=r"the width cannot be read off.*give roles= and shape="):
+        torch_groups(p, torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"})
     with pytest.raises(UsageError, match=r"fits the parameter 'bias'"):
         torch_groups(p, torch.nn.Linear(2, 2), TUNED, {"weight": "query"}, BASE)
     small = Parametrization(base=Shape(2, 1, 1))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import tyro
 
-from manyheads.cli.parsing import Switch, Target, load_function
+from manyheads.cli.parsing import OptionalInt, Switch, Target, load_function
 from manyheads.cli.scale.base_shape import Sizes, TunedBase, read_base, read_shape
 from manyheads.errors import UsageError, check_call
 
@@ -16,17 +16,19 @@ from manyheads.errors import UsageError, check_call
 class Audit(TunedBase):
     """Check learning rate, epsilon, weight decay and init of every parameter of a PyTorch model.
 
-    TARGET is a function without arguments that returns (model, optimizer). For a model that is not of Hugging Face
-    transformers it returns (model, optimizer, roles), with roles from patterns of parameter names, and --to gives the
-    shape. A learning-rate schedule may take the place of the optimizer. Multipliers in the forward pass are measured on
-    two sequences of token ids, or on the batch of (model, optimizer, roles, example), a tuple or a mapping of
-    arguments. The function is imported and called: name only code that you trust.
+    TARGET is a function without arguments that returns (model, optimizer). Roles and shape are read off a model of
+    Hugging Face transformers, and off any other whose parameters have the names of one, or of nanoGPT, torchtitan,
+    litgpt or nanochat; for the rest --roles names a file, or the function returns (model, optimizer, roles). A
+    learning-rate schedule may take the place of the optimizer. Multipliers in the forward pass are measured on two
+    sequences of token ids, or on the batch of (model, optimizer, roles, example), a tuple or a mapping of arguments.
+    The function is imported and called: name only code that you trust.
     """
 
     target: Target = ""  # package.module:function.
     base_config: Annotated[Optional[str], tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """A config.json, or a folder with one, instead of --base."""
-    to: Sizes = None  # Shape of a model without a configuration.
+    to: Sizes = None  # Shape of a model whose parameters do not tell it.
+    heads: OptionalInt = None  # Number of heads, where no module states it.
     applied: Switch = False
     """The forward pass multiplies logits, branches and outputs; otherwise the factors are folded into weights."""
     trained: Switch = False  # The weights are trained or loaded: do not check their initialization.
@@ -46,11 +48,12 @@ class Audit(TunedBase):
             print(f"base: {note}", file=sys.stderr)
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
         model, optimizer, roles, example = self._load()
-        if roles is not None and shape is None:
-            raise UsageError("--to is missing: a model that comes with roles needs its shape, --to N,H,L")
+        if roles is not None and self.roles is not None:
+            raise UsageError(f"--roles {self.roles}, and {self.target} returns roles as well: leave one of them out")
         fresh = False if self.trained else None
-        options: dict[str, Any] = {"folded": not self.applied, "fresh": fresh, "example": example}
-        found = audit_model(self.parametrization(base), model, optimizer, hyperparameters, roles, shape, **options)
+        options: dict[str, Any] = {"folded": not self.applied, "fresh": fresh, "example": example, "heads": self.heads}
+        given = (model, optimizer, hyperparameters, roles if self.roles is None else self.roles, shape)
+        found = audit_model(self.parametrization(base), *given, **options)
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)
         return 1 if self.strict and not found.passed else 0
 

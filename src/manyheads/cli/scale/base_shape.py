@@ -99,6 +99,9 @@ class TunedBase(TunedTheory):
     embedding (tokens, positions); or a role of the table."""
     stds: OptionalPath = None
     """JSON file with the standard deviation of the init at the base by role; those of the family if absent."""
+    roles: OptionalPath = None
+    """File of lines "pattern of parameter names" = "part", for a model whose names are not known; the first one that
+    fits counts."""
 
     def hyperparameters(self) -> "BaseHyperparameters":
         """Return what was tuned at the base."""

@@ -1,7 +1,7 @@
 """`manyheads scale preflight`: train the user's own model at several shapes and say what grows and what transfers."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union
 
 import tyro
@@ -23,8 +23,8 @@ class Preflight(TunedBase):
     TARGET is a function of (shape, seed) that returns (model, optimizer, batches), built as you would train at that
     shape; then, where needed, loss(model, batch) and roles from patterns of parameter names. shape has key_dim, heads,
     depth and width. The model is a module of PyTorch, or a tree of JAX arrays with an optax optimizer. A model of
-    Hugging Face transformers, or one with roles, is judged by the parametrization, another one measured. The function
-    is imported and called: name only code that you trust.
+    Hugging Face transformers, one whose parameters have known names (see scale audit), or one with roles, is judged by
+    the parametrization, another one measured. The function is imported and called: name only code that you trust.
     """
 
     target: Target = ""  # package.module:function.
@@ -64,7 +64,7 @@ class Preflight(TunedBase):
             raise UsageError(f"{given}: give two factors, the lower first, and 3 points")
         same: dict[str, Any] = {name: getattr(self, name) for name in ("steps", "train", "limit")}
         found = preflight(
-            load_function(self.target),
+            self._make(),
             base,
             axes={axes[0]: self.sizes} if self.sizes else axes,
             parametrization=self.parametrization(base),
@@ -82,3 +82,22 @@ class Preflight(TunedBase):
             write_text(self.out / "preflight.json", figures + "\n")
             announce(f"picture and figures in {self.out}", True)
         return 1 if self.strict and not found.passed else 0
+
+    def _make(self) -> Any:
+        """Return the function, with the roles of a file where one is given."""
+        from manyheads.errors import UsageError
+        from manyheads.scaling.preflight_checks.training import Training
+
+        function = load_function(self.target)
+        if self.roles is None:
+            return function
+
+        def make(shape: Any, seed: int) -> Training:
+            training = Training.of(function(shape, seed), self.target)
+            if training.roles is not None:
+                raise UsageError(
+                    f"--roles {self.roles}, and {self.target} returns roles as well: leave one of them out"
+                )
+            return replace(training, roles=self.roles)
+
+        return make

@@ -24,6 +24,7 @@ LABELS = {
     "initial": "init std", "multiplier": "multiplier", "learning_rate": "learning rate", "epsilon": "epsilon",
     "weight_decay": "weight decay",
 }  # fmt: skip
+SIZES = (("N", "key_dim"), ("H", "heads"), ("L", "depth"), ("D", "width"))
 LATENT = (
     "latent attention: its low-rank factors are in no row here; torch_groups and the audit give them theirs, at the "
     "ranks of the base where a base of N,H,L leaves them out"
@@ -55,6 +56,7 @@ class Scale(TunedTheory):
     """Scale init and learning rate, or multiply the weights in the forward pass at one learning rate."""
     snippet: Annotated[Optional[Literal["optax", "torch"]], ABSENT] = None
     """Print a runnable program instead of the table."""
+    explain: Switch = False  # Print a sentence for each class of weights instead of the table.
     json: Switch = False  # Print JSON instead of a table.
 
     def run(self) -> int:
@@ -63,8 +65,8 @@ class Scale(TunedTheory):
         from manyheads.scaling import BaseHyperparameters
         from manyheads.scaling.parametrization.targets import refuse_depth
 
-        if self.snippet and self.json:
-            raise UsageError("--snippet and --json exclude each other: give one of them")
+        if len(given := [f"--{name}" for name in ("snippet", "explain", "json") if getattr(self, name)]) > 1:
+            raise UsageError(f"{' and '.join(given)} exclude each other: give one of them")
         base, base_notes = read_base(self.base, self.base_config)
         shape, notes = read_shape(self.to, "--to")
         learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
@@ -93,7 +95,12 @@ class Scale(TunedTheory):
         remarks += [TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else []
         remarks = list(dict.fromkeys([*remarks, *table.outside]))
         if self.json:
-            print(json.dumps(as_json(table, hyperparameters, remarks), indent=1))
+            print(json.dumps(as_json(parametrization, table, hyperparameters, remarks), indent=1))
+        elif self.explain:
+            told = [
+                explain(row, parametrization, table, hyperparameters, self.learning_rate is None) for row in table.rows
+            ]
+            print(wrap_output("\n".join([*told, *(f"note: {remark}" for remark in remarks)])))
         else:
             print_table(parametrization, table, hyperparameters, remarks, factors=self.learning_rate is None)
         return 0
@@ -142,15 +149,50 @@ def _describe_own_rates(table: "Table", tuned: "BaseHyperparameters") -> list[st
     return [f"{part}: learning rate {_number(rate)}, tuned apart" for part, rate in rates.items()]
 
 
-def as_json(table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]") -> dict[str, object]:
+def as_json(
+    p: "Parametrization", table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]"
+) -> dict[str, object]:
     """Return the table with its factors and the hyperparameters that they give."""
     data = table.as_dict() | {"outside": list(remarks)}
     rates = {"learning_rates": dict(tuned.learning_rates)} if tuned.learning_rates else {}
     data["base_hyperparameters"] = _tuned(tuned) | rates | ({"muon": _tuned(tuned.muon)} if tuned.muon else {})
     for row, shown in zip(table.rows, data["rows"], strict=True):
         shown["absolute"] = _absolute(row, tuned)
+        shown["explanation"] = explain(row, p, table, tuned)
     data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
     return data
+
+
+def explain(
+    row: "Row", p: "Parametrization", table: "Table", tuned: "BaseHyperparameters", factors: bool = False
+) -> str:
+    """Say in a sentence what the learning rate of a row is, and which sizes make it so.
+
+    Examples
+    --------
+    >>> from manyheads.scaling import BaseHyperparameters, Parametrization
+    >>> p = Parametrization(base=(8, 4, 2))
+    >>> table = p.table((8, 12, 2))
+    >>> explain(table["value"], p, table, BaseHyperparameters(3e-3))
+    'value: learning rate 0.003 → 0.001, because fan-in grows 3 times'
+    """
+    base, shape, law = table.base, table.shape, _law(row, "learning_rate", p.richness)
+    before, now = (tuned.rate_of((row.role,), row.rule) * each for each in (1, row.learning_rate))
+    rate = f"× {_number(row.learning_rate)}" if factors else f"{_number(before)} → {_number(now)}"
+    ratios = {"γ": p.richness}
+    for letter, name in (*SIZES, ("K", "group_heads"), ("F", "hidden")):
+        old, new = getattr(base, name), getattr(shape, name)
+        ratios[letter] = new / old if old and new else ratios["D"]  # K and H are always given
+    fan_in = {"output": ratios["N"] * ratios["H"], "mlp_out": ratios["F"]}.get(row.role, ratios["D"])
+    if law != "1" and fan_in != 1 and abs(row.learning_rate * fan_in - 1) < 1e-9:
+        return f"{row.role}: learning rate {rate}, because fan-in {_grown(fan_in)}"
+    told = [f"{letter} {_grown(ratio)}" for letter, ratio in ratios.items() if letter in law and ratio != 1]
+    cause = f"follows {law}, and {' and '.join(told) or 'none of these changes'}" if law != "1" else "follows no size"
+    return f"{row.role}: learning rate {rate}, because it {cause}"
+
+
+def _grown(ratio: float) -> str:
+    return f"grows {_number(ratio)} times" if ratio > 1 else f"falls to {_number(ratio)} of the base's"
 
 
 def _rows_of_one_rate(table: "Table", tuned: "BaseHyperparameters") -> "list[list[Row]]":

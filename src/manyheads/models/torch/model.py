@@ -7,27 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
 
 from manyheads.errors import UsageError
-from manyheads.models.architecture import apply_role_map, read_architecture
-from manyheads.models.parts import Architecture, ForwardMultipliers, Parameter
+from manyheads.models.architecture import apply_role_map, join_parameters, read_architecture, read_names, read_roles
+from manyheads.models.families import FAMILIES, UNSUPPORTED
+from manyheads.models.parts import UNDERIVED, Architecture, ForwardMultipliers, Parameter
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.sizes import read_shape
 from manyheads.transformer.shape import Shape
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Of those that prefix names, what may stand around a part of a model as well, a compiled block."""
+UNKNOWN = Shape(1, 1, 1)  # until it is read off the tensors
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """Options for reading a model, as `torch_groups` takes them."""
 
-    roles: Mapping[str, str] | None = None
+    roles: Mapping[str, str] | str | PathLike[str] | None = None  # or a file that holds them
     shape: Shape | Sequence[int] | None = None
     folded: bool | ForwardMultipliers = True
     example: Any = None
+    heads: int | None = None  # where no module states them, and no shape is given
 
 
 @dataclass(frozen=True)
@@ -45,37 +50,96 @@ def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel
     """Find the shape of a model and the part of every trained parameter."""
     reading = reading or ModelOptions()
     model = unwrap(model)
-    names: dict[int, list[str]] = {}
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        name = ".".join(piece for piece in name.split(".") if piece not in INNER)
-        names.setdefault(id(tensor), []).append(name)
-        tensors.setdefault(names[id(tensor)][0], tensor)
+    found = _name_tensors(model)
+    names = {key: group for key, (group, _) in found.items()}
+    tensors = {group[0]: tensor for group, tensor in found.values()}
     frozen = {name for name, tensor in tensors.items() if not tensor.requires_grad}
     if len(frozen) == len(tensors):
         raise UsageError(f"{type(model).__name__} has no trained parameter: requires_grad is False for all of them")
     config, scales = getattr(model, "config", None), {}
     shape = None if reading.shape is None else Shape.of(reading.shape)
-    if reading.roles is not None:
+    trained = [group for group in names.values() if group[0] not in frozen]
+    resting = [group for group in names.values() if group[0] in frozen]
+    roles = read_roles(reading.roles) if isinstance(reading.roles, str | PathLike) else reading.roles
+    if roles is not None:
+        plain = apply_role_map(roles, shape or UNKNOWN, trained, resting)
         if shape is None:
-            raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
-        trained = [group for group in names.values() if group[0] not in frozen]
-        resting = [group for group in names.values() if group[0] in frozen]
-        architecture = _complete_parameters(apply_role_map(reading.roles, shape, trained, resting), model, tensors)
+            parts = {each.name: each.parts for each in (*plain.parameters, *plain.frozen)}
+            plain = replace(plain, shape=read_shape(model, parts, tensors, reading.heads))
+        architecture = _complete_parameters(plain, model, tensors)
         _check_sizes(architecture, tensors, complete=not frozen)
-    elif config is None or not hasattr(config, "to_dict"):
-        raise UsageError(
-            f"{type(model).__name__} has no configuration of transformers: give roles={{pattern: part}} and "
-            "shape=Shape(key_dim, heads, depth)"
-        )
+    elif (raw := read_raw(config)) is None:
+        architecture = _read_named(model, tensors, (trained, resting), shape, reading.heads)
+        architecture = _complete_parameters(architecture, model, tensors)
     else:
-        architecture = _complete_parameters(read_architecture(config.to_dict(), names.values(), frozen), model, tensors)
+        architecture = _complete_parameters(read_architecture(raw, names.values(), frozen), model, tensors)
         scales = {name: float(module.scaling) for name, module in _attention(model, architecture).items()}
-        sizes = ("key_dim", "heads", "depth", "width")  # a configuration says more
-        if shape and any(getattr(shape, name) != getattr(architecture.shape, name) for name in sizes):
-            raise UsageError(f"shape={shape}, and the configuration says {architecture.shape}: leave shape out")
+    said = "its parameters say" if roles is None and raw is None else "the configuration says"
+    if roles is None and shape:
+        sizes = ("key_dim", "heads", "depth", "width")  # what was read says more
+        if any(getattr(shape, name) != getattr(architecture.shape, name) for name in sizes):
+            raise UsageError(f"shape={shape}, and {said} {architecture.shape}: leave shape out")
     kept, held = ({name: t for name, t in tensors.items() if (name in frozen) is each} for each in (False, True))
     return TorchModel(architecture, kept, scales, _padding(model, names), held)
+
+
+def read_raw(config: Any) -> Mapping[str, Any] | None:
+    """Return the content of a configuration of transformers; None for any other."""
+    raw = config.to_dict() if callable(getattr(config, "to_dict", None)) else None
+    model_type = raw.get("model_type") if isinstance(raw, Mapping) else None
+    return raw if isinstance(model_type, str) and model_type in {*FAMILIES, *UNSUPPORTED} else None
+
+
+def _read_named(
+    model: Module,
+    tensors: Mapping[str, Tensor],
+    groups: Sequence[Sequence[Sequence[str]]],
+    shape: Shape | None,
+    heads: int | None,
+) -> Architecture:
+    """Read a model by the names of its parameters; where these have several readings, by the one that its sizes fit."""
+    trained, resting = groups
+    frozen = {group[0] for group in resting}
+    readings = read_names([*trained, *resting], frozen, type(model).__name__)
+    fitting: list[Architecture] = []
+    refused = None
+    for named in readings:
+        parts = {name: each for name, each in named.parts.items() if each[0] not in UNDERIVED}
+        try:
+            found = read_shape(model, parts, tensors, heads or (shape.heads if shape else None))
+        except UsageError as error:
+            refused = refused or error
+            continue
+        facts = {"post_norm": named.post_norm, "interleaved": named.family.fused == "heads"}
+        fitting.append(join_parameters(parts, found, trained, resting, **facts))
+    if not fitting and refused:
+        raise refused
+    if len(fitting) > 1:
+        families = " and ".join(named.family.model_type for named in readings)
+        raise UsageError(f"the names of its parameters have other roles by {families}: give roles=")
+    return fitting[0]
+
+
+def find_unknown(model: Module) -> str:
+    """Return why the parts of a model without role map are not known; empty where its configuration or names tell."""
+    model = unwrap(model)
+    names = _name_tensors(model)
+    frozen = {group[0] for group, tensor in names.values() if not tensor.requires_grad}
+    try:
+        if read_raw(getattr(model, "config", None)) is None:
+            read_names([group for group, _ in names.values()], frozen, type(model).__name__)
+    except UsageError as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+def _name_tensors(model: Module) -> dict[int, tuple[list[str], Tensor]]:
+    """Return the names of every parameter, without what wrappers put into them, and its tensor."""
+    found: dict[int, tuple[list[str], Tensor]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        plain = ".".join(piece for piece in name.split(".") if piece not in INNER)
+        found.setdefault(id(tensor), ([], tensor))[0].append(plain)
+    return found
 
 
 def unwrap(model: Module) -> Any:

@@ -139,7 +139,7 @@ def _judge_block(
     if not attention:
         return "" if split == "whole" else f"split={split!r}, and this matrix has no heads", ()
     if len(roles) > 1:
-        if split == "thirds" and architecture.family == "gpt_neox":
+        if split == "thirds" and architecture.interleaved:
             return "its rows are head after head, each with its query, key and value: a third mixes all three", ()
         if split == "whole" and target.conflict:
             return f"queries, keys and values in one polar factor, and {target.conflict}: split the matrix", ()

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 from manyheads.errors import UsageError
@@ -36,17 +37,18 @@ def audit_model(
     model: Module,
     groups: Any,
     hyperparameters: BaseHyperparameters,
-    roles: Mapping[str, str] | None = None,
+    roles: Mapping[str, str] | str | PathLike[str] | None = None,
     shape: Shape | Sequence[int] | None = None,
     folded: bool | ForwardMultipliers = True,
     fresh: bool | None = None,
     example: Any = None,
+    heads: int | None = None,
 ) -> Audit:
     """Compare a PyTorch model and its optimizer with what the parametrization prescribes.
 
     Parameters
     ----------
-    p, model, hyperparameters, roles, shape, folded, example
+    p, model, hyperparameters, roles, shape, folded, example, heads
         As `torch_groups` takes them.
     groups
         Its torch.optim optimizer, a schedule over it, or the list of groups. Beside Muon a list of optimizers, or of
@@ -66,7 +68,7 @@ def audit_model(
         No groups, an optimizer of the other kind or of none that is known, groups that train another model, or what
         `torch_groups` refuses.
     """
-    options = ModelOptions(roles, shape, folded, example)
+    options = ModelOptions(roles, shape, folded, example, heads)
     read, forward, targets, unmeasured = model_targets(p, model, hyperparameters, options)
     mixed = read_mixed(groups) if p.optimizer == "muon" else _read_alone(p, groups, hyperparameters)
     notes, hidden = [*mixed.notes, *unmeasured], mixed.hidden
@@ -112,7 +114,7 @@ def audit_model(
             "initial stds: judged as those of a model before its first step; if yours is trained, say fresh=False "
             "(--trained on the command line)"
         )
-    elif unknown:
+    if fresh and unknown:
         notes.append(f"initial stds of {', '.join(unknown)}: not judged, give BaseHyperparameters(stds={{role: std}})")
     notes += describe_missing_factors(p, read, hyperparameters, forward)
     if read.architecture.post_norm:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from manyheads.errors import UsageError
+from manyheads.models.names import join_layers
 from manyheads.models.parts import LATENT, PARTS, ROUTER, SINK
 from manyheads.models.torch.model import TorchModel
 from manyheads.scaling.checks.growth_powers import least_growth, required_growth
@@ -14,7 +15,7 @@ from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameter
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.power_laws import Power
 from manyheads.scaling.parametrization.targets import ForwardMultipliers, parameter_targets, role_factors
-from manyheads.scaling.preflight_checks.training import OUTPUTS, STREAM, join_layers
+from manyheads.scaling.preflight_checks.training import OUTPUTS, STREAM
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from manyheads.models.names import join_layers
 from manyheads.models.parts import PARTS
 from manyheads.models.torch.model import TorchModel
 from manyheads.models.torch.modules import ACCURACY
@@ -17,7 +18,6 @@ from manyheads.scaling.parametrization.targets import (
     usual_multipliers,
 )
 from manyheads.scaling.preflight_checks.result import FactorUse, State
-from manyheads.scaling.preflight_checks.training import join_layers
 from manyheads.scaling.torch.applied_factors import WITHIN
 from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
 from manyheads.scaling.torch.init import measure_init

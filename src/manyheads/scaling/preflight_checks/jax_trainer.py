@@ -20,7 +20,8 @@ from jax.extend import core
 
 from manyheads.costs.jax.jaxpr import Equation, Variable, called_program, scan_layout
 from manyheads.errors import UsageError
-from manyheads.scaling.preflight_checks.training import Measured, Membership, Training, Update, join_layers
+from manyheads.models.names import join_layers
+from manyheads.scaling.preflight_checks.training import Measured, Membership, Training, Update
 
 LAYOUT = ("transpose", "reshape", "convert_element_type", "broadcast_in_dim", "squeeze", "slice", "copy")
 MEETINGS = ("dot_general", "conv_general_dilated", "gather", "mul", "div", "add", "sub")
@@ -49,9 +50,9 @@ class JaxTrainer:
         """Return nothing: an optax transformation takes the whole tree."""
         return Membership()
 
-    def roles_known(self) -> bool:
-        """Whether roles came with it."""
-        return self.training.roles is not None
+    def unknown_roles(self) -> str:
+        """Return why roles are not known; empty where they came with it."""
+        return "" if self.training.roles is not None else "no roles came with it"
 
     def look(self) -> None:
         """Do nothing: the loss alone says how the model is called."""

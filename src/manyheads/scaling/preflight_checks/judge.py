@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.models.torch.model import ModelOptions, read_model
+from manyheads.models.names import join_layers
+from manyheads.models.torch.model import ModelOptions, read_model, read_raw
 from manyheads.scaling.audit.findings import UNJUDGED, Audit
 from manyheads.scaling.audit.torch_models import audit_model
 from manyheads.scaling.axes import Axis, size_along
@@ -21,7 +22,7 @@ from manyheads.scaling.preflight_checks.factors import Factors, find_uses, multi
 from manyheads.scaling.preflight_checks.result import FactorUse
 from manyheads.scaling.preflight_checks.runs import Runs, seeded
 from manyheads.scaling.preflight_checks.torch_trainer import TorchTrainer
-from manyheads.scaling.preflight_checks.training import OUTPUTS, STREAM, Measured, join_layers
+from manyheads.scaling.preflight_checks.training import OUTPUTS, STREAM, Measured
 from manyheads.transformer.shape import Shape
 
 SHORT_TRAINING = 100  # steps; in trainings of 100 slower gains lost .03 to .1 nat, in trainings of 400 nothing
@@ -78,8 +79,9 @@ class Judge:
             return trainer
 
     def _read(self, trainer: TorchTrainer, shape: Shape) -> tuple[TorchTrainer, Any, Factors]:
-        roles = trainer.training.roles
-        read = read_model(trainer.model, ModelOptions(roles, shape if roles else None, True, trainer.example))
+        roles, config = trainer.training.roles, getattr(trainer.model, "config", None)
+        given = shape if roles is not None or read_raw(config) is None else None
+        read = read_model(trainer.model, ModelOptions(roles, given, True, trainer.example))
         return trainer, read, Factors(trainer.model, read, trainer.example)
 
     def growths(self, axis: Axis, shapes: Sequence[Shape], rows: Mapping[Shape, list[Measured]]) -> Iterator[Growth]:

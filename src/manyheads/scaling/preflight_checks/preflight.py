@@ -49,8 +49,8 @@ def preflight(
     axes
         Axes to grow along from the base, to twice and four times its size; or axis → sizes.
     parametrization, hyperparameters
-        To judge by, with a model of transformers or with roles; without both updates are measured and held against
-        flat ones. Settings are audited if hyperparameters are given.
+        To judge by, with a model whose parameters have known names, or with roles; without both updates are measured
+        and held against flat ones. Settings are audited if hyperparameters are given.
     steps
         Steps of a training whose updates are measured.
     seeds
@@ -86,9 +86,9 @@ def preflight(
     run = Runs(make, list(seeds), steps)
     shapes = list(dict.fromkeys([base, *(shape for each in along.values() for shape in each)]))
     run.estimate(shapes, along, len(rate_factors), train, limit, announce)
-    judge = Judge(parametrization if run.roles_known else None, hyperparameters, run)
-    if parametrization is not None and not run.roles_known:
-        run.notes.append("not judged: the model is none of transformers, and no roles came with it")
+    judge = Judge(None if run.unknown_roles else parametrization, hyperparameters, run)
+    if parametrization is not None and run.unknown_roles:
+        run.notes.append(f"not judged: {run.unknown_roles}")
     if judge.p is not None:
         judge.read_all(shapes, along)  # before training: what cannot be read is refused early
     rows = {shape: [run.measure(shape, seed) for seed in seeds] for shape in shapes}

@@ -41,7 +41,7 @@ class Runs:
     sizes: dict[Shape, int] = field(default_factory=dict)
     start: tuple[float, float] = field(default_factory=lambda: (time.process_time(), time.monotonic()))
     membership: Membership = field(default_factory=Membership)
-    roles_known: bool = False
+    unknown_roles: str = ""
 
     def build(self, shape: Shape, seed: int) -> TorchTrainer | JaxTrainer:
         """Build a training that was not there before."""
@@ -82,7 +82,7 @@ class Runs:
                 step = max(0.0, times[2] - 2 * times[1] + times[0]) / 2
                 built += max(0.0, times[1] - times[0] - step)
             self.sizes[shape] = trainer.weights()
-            self.membership, self.roles_known = trainer.membership(), trainer.roles_known()
+            self.membership, self.unknown_roles = trainer.membership(), trainer.unknown_roles()
             self._count(5)
             runs = len(self.seeds)
             total += runs * (built + (self.steps + 2) * step)

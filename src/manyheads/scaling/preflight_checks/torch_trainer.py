@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from manyheads.errors import UsageError
+from manyheads.models.names import join_layers
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
-from manyheads.models.torch.model import unwrap
+from manyheads.models.torch.model import find_unknown, unwrap
 from manyheads.models.torch.modules import first_tensor, inference
 from manyheads.scaling.preflight_checks.training import (
     OUTPUTS,
@@ -22,7 +23,6 @@ from manyheads.scaling.preflight_checks.training import (
     Membership,
     Training,
     Update,
-    join_layers,
 )
 from manyheads.scaling.torch.optimizer_groups import find_optimizer
 
@@ -85,9 +85,9 @@ class TorchTrainer:
                 schedule.step(*([found[-1]] if type(schedule).__name__ == "ReduceLROnPlateau" else []))
         return found
 
-    def roles_known(self) -> bool:
-        """Whether every parameter's part is given, or can be read off a configuration."""
-        return self.training.roles is not None or hasattr(getattr(self.model, "config", None), "to_dict")
+    def unknown_roles(self) -> str:
+        """Return why parts of parameters are not known; empty where they are given, or can be read."""
+        return "" if self.training.roles is not None else find_unknown(self.model)
 
     def membership(self) -> Membership:
         """Return the trained parameters that are in no group, or in two."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -34,8 +33,9 @@ class Training:
         name or of a tuple in order, it has `.loss` or returns a number among its results. For JAX the loss may come
         with arrays whose changes are then measured, `(loss, {name: array})`: `stream...` and `outputs...` are judged.
     roles
-        Patterns of parameter names to parts, as `torch_groups` takes them; for JAX a tree of roles, as
-        `Parametrization.optax` does. None for a model of transformers, or to measure without judging.
+        Patterns of parameter names to parts, or a file of them, as `torch_groups` takes them; for JAX a tree of roles,
+        as `Parametrization.optax` does. None for a model of transformers or one whose parameters have known names; any
+        other is then measured, and not judged.
     """
 
     model: Any
@@ -119,14 +119,3 @@ class Membership:
 
 
 Make = Callable[[Shape, int], Any]
-
-
-def join_layers(name: str) -> str:
-    """Replace the numbers of layers in a name.
-
-    Examples
-    --------
-    >>> join_layers("transformer.h.11.attn.c_proj")
-    'transformer.h.*.attn.c_proj'
-    """
-    return re.sub(r"(?<=[.\[])\d+(?=[.\]]|$)", "*", name)

@@ -75,7 +75,7 @@ def find_multipliers(
         said = replace(said, logit=logit)
     if read.architecture.root_width:
         said = replace(said, embedding=(shape.width / base.width) ** 0.5)
-    if (folded and reading.roles is None) or (shape == base and p.richness == 1):
+    if (folded and read.architecture.family) or (shape == base and p.richness == 1):
         return said, ()
     wider = shape.width != base.width
     moves = {"logit": shape.key_dim != base.key_dim, "branch": shape.depth != base.depth}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 from manyheads.errors import UsageError
@@ -25,10 +26,11 @@ def torch_groups(
     p: Parametrization,
     model: Module,
     hyperparameters: BaseHyperparameters,
-    roles: Mapping[str, str] | None = None,
+    roles: Mapping[str, str] | str | PathLike[str] | None = None,
     shape: Shape | Sequence[int] | None = None,
     folded: bool | ForwardMultipliers = True,
     example: Any = None,
+    heads: int | None = None,
 ) -> list[dict[str, Any]]:
     """Sort the trained parameters of a model into groups for torch.optim.Adam, AdamW or SGD, or Muon beside AdamW.
 
@@ -37,12 +39,13 @@ def torch_groups(
     p
         The parametrization.
     model
-        A model of transformers, of a family of `manyheads.models.families`, or any module with `roles`.
+        A model of transformers, of a family of `manyheads.models.families`; any module whose parameters have the names
+        of a family, or of nanoGPT, torchtitan, litgpt or nanochat; or any other with `roles`.
     hyperparameters
         What was tuned at the base.
     roles, shape
-        For a plain module: pattern of names → part (`manyheads.models.parts.PARTS`), and its
-        shape.
+        For another module: pattern of names → part (`manyheads.models.parts.PARTS`), or a file of them, and its shape,
+        where the parameters do not tell it.
     folded
         Whether branch, logit and output factors go into the weights (True: a model whose forward pass is the usual
         one), or are applied by the model itself (False: all of `forward_multipliers`, such as a model that is written
@@ -51,6 +54,8 @@ def torch_groups(
     example
         Arguments of a forward pass for that measurement, a tuple or a mapping with at least two sequences; None tries
         token ids.
+    heads
+        Number of heads, where neither a shape nor a module states it.
 
     Returns
     -------
@@ -69,7 +74,7 @@ def torch_groups(
     Weight decay is meant as decoupled (AdamW; for gradient descent both are the same). Heads per group of keys and
     values, and the width of the MLP over d, are taken to be what they were at the base.
     """
-    options = ModelOptions(roles, shape, folded, example)
+    options = ModelOptions(roles, shape, folded, example, heads)
     read, forward, targets, _ = model_targets(p, model, hyperparameters, options)
     for sentence in describe_missing_factors(p, read, hyperparameters, forward):
         warnings.warn(sentence, stacklevel=2)
@@ -92,17 +97,18 @@ def initialize_model(
     p: Parametrization,
     model: Module,
     hyperparameters: BaseHyperparameters,
-    roles: Mapping[str, str] | None = None,
+    roles: Mapping[str, str] | str | PathLike[str] | None = None,
     shape: Shape | Sequence[int] | None = None,
     folded: bool | ForwardMultipliers = True,
     generator: Generator | None = None,
     example: Any = None,
+    heads: int | None = None,
 ) -> None:
     """Draw all trained parameters anew, in place: Gaussian with the std of their class, gains, and zeros.
 
     Parameters
     ----------
-    p, model, hyperparameters, roles, shape, folded, example
+    p, model, hyperparameters, roles, shape, folded, example, heads
         As `torch_groups` takes them.
     generator
         A torch.Generator on the device of the model; None for torch's own.
@@ -112,7 +118,7 @@ def initialize_model(
     UsageError
         A plain module whose stds at the base are not given, or a model on the device `meta`.
     """
-    read, _, targets, _ = model_targets(p, model, hyperparameters, ModelOptions(roles, shape, folded, example))
+    read, _, targets, _ = model_targets(p, model, hyperparameters, ModelOptions(roles, shape, folded, example, heads))
     if missing := sorted({target.role for target in targets if target.initial is None}):
         raise UsageError(f"no std is known for {', '.join(missing)}: give BaseHyperparameters(stds={{role: std}})")
     if any(tensor.is_meta for tensor in read.tensors.values()):
