@@ -105,6 +105,8 @@ class Architecture:
     root_width: bool = False  # whether embeddings are multiplied by the root of the width
     fixed_scale: bool = False  # whether logits are multiplied by a constant of the configuration
     frozen: tuple[Parameter, ...] = field(default=(), repr=False)  # not trained, as far as they are explained
+    forward: ForwardMultipliers | None = None  # multiplied relative to the base, where a trace of both shows it
+    normed: frozenset[str] = frozenset()  # factors that a norm without a gain keeps from the weights before it
 
     @property
     def normed_queries(self) -> bool:

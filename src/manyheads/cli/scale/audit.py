@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import tyro
 
-from manyheads.cli.parsing import Switch, Target, load_function
+from manyheads.cli.parsing import Builder, Switch, Target, load_function
 from manyheads.cli.scale.base_shape import Sizes, TunedBase, read_base, read_shape
 
 
@@ -26,6 +26,7 @@ class Audit(TunedBase):
     base_config: Annotated[Optional[str], tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """A config.json, or a folder with one, instead of --base."""
     to: Sizes = None  # Shape of a model without a configuration.
+    model: Builder = None  # Function build(shape) of package.module: infer the roles from it.
     applied: Switch = False
     """The forward pass multiplies logits, branches and outputs; otherwise the factors are folded into weights."""
     trained: Switch = False  # The weights are trained or loaded: do not check their initialization.
@@ -46,7 +47,12 @@ class Audit(TunedBase):
             print(f"base: {note}", file=sys.stderr)
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
         model, optimizer, roles, example = self._load()
-        if roles is not None and shape is None:
+        if self.model:
+            from manyheads.cli.scale.roles import infer
+
+            roles = infer(self.model, base)
+            base = roles.shape
+        elif roles is not None and shape is None:
             raise UsageError("--to is missing: a model that comes with roles needs its shape, --to N,H,L")
         fresh = False if self.trained else None
         options: dict[str, Any] = {"folded": not self.applied, "fresh": fresh, "example": example}

@@ -18,13 +18,14 @@ from manyheads.transformer.shape import Shape
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Of those that prefix names, what may stand around a part of a model as well, a compiled block."""
+SIZES = ("key_dim", "heads", "depth", "width")  # of a given shape; a configuration and a trace say more
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """Options for reading a model, as `torch_groups` takes them."""
 
-    roles: Mapping[str, str] | None = None
+    roles: Any = None  # pattern → part, or what `infer_roles` returns
     shape: Shape | Sequence[int] | None = None
     folded: bool | ForwardMultipliers = True
     example: Any = None
@@ -56,7 +57,11 @@ def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel
         raise UsageError(f"{type(model).__name__} has no trained parameter: requires_grad is False for all of them")
     config, scales = getattr(model, "config", None), {}
     shape = None if reading.shape is None else Shape.of(reading.shape)
-    if reading.roles is not None:
+    if callable(read := getattr(reading.roles, "read_architecture", None)):  # of `manyheads.scaling.infer_roles`
+        architecture = read(model)
+        if shape and any(getattr(shape, name) != getattr(architecture.shape, name) for name in SIZES):
+            raise UsageError(f"shape={shape}, and the forward pass shows {architecture.shape}: leave shape out")
+    elif reading.roles is not None:
         if shape is None:
             raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
         trained = [group for group in names.values() if group[0] not in frozen]
@@ -71,8 +76,7 @@ def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel
     else:
         architecture = _complete_parameters(read_architecture(config.to_dict(), names.values(), frozen), model, tensors)
         scales = {name: float(module.scaling) for name, module in _attention(model, architecture).items()}
-        sizes = ("key_dim", "heads", "depth", "width")  # a configuration says more
-        if shape and any(getattr(shape, name) != getattr(architecture.shape, name) for name in sizes):
+        if shape and any(getattr(shape, name) != getattr(architecture.shape, name) for name in SIZES):
             raise UsageError(f"shape={shape}, and the configuration says {architecture.shape}: leave shape out")
     kept, held = ({name: t for name, t in tensors.items() if (name in frozen) is each} for each in (False, True))
     return TorchModel(architecture, kept, scales, _padding(model, names), held)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from manyheads.errors import UsageError, check_call
+from manyheads.models.infer.roles import join_layers as join_layers
 from manyheads.transformer.shape import Shape
 
 STREAM, OUTPUTS = "stream", "outputs"
@@ -119,14 +119,3 @@ class Membership:
 
 
 Make = Callable[[Shape, int], Any]
-
-
-def join_layers(name: str) -> str:
-    """Replace the numbers of layers in a name.
-
-    Examples
-    --------
-    >>> join_layers("transformer.h.11.attn.c_proj")
-    'transformer.h.*.attn.c_proj'
-    """
-    return re.sub(r"(?<=[.\[])\d+(?=[.\]]|$)", "*", name)

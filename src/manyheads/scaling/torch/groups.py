@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from manyheads.errors import UsageError
+from manyheads.models.infer.inferred import InferredRoles
+from manyheads.models.infer.inferred import infer_roles as infer_roles
 from manyheads.models.torch.lazy_torch import Generator, Module, torch
 from manyheads.models.torch.model import ModelOptions, read_model, unwrap
 from manyheads.scaling.audit.frozen import describe_missing_factors
@@ -25,7 +27,7 @@ def torch_groups(
     p: Parametrization,
     model: Module,
     hyperparameters: BaseHyperparameters,
-    roles: Mapping[str, str] | None = None,
+    roles: Mapping[str, str] | InferredRoles | None = None,
     shape: Shape | Sequence[int] | None = None,
     folded: bool | ForwardMultipliers = True,
     example: Any = None,
@@ -41,8 +43,8 @@ def torch_groups(
     hyperparameters
         What was tuned at the base.
     roles, shape
-        For a plain module: pattern of names → part (`manyheads.models.parts.PARTS`), and its
-        shape.
+        For a plain module: what `infer_roles` returns, which needs neither `shape` nor `folded`; or pattern of names →
+        part (`manyheads.models.parts.PARTS`), and its shape.
     folded
         Whether branch, logit and output factors go into the weights (True: a model whose forward pass is the usual
         one), or are applied by the model itself (False: all of `forward_multipliers`, such as a model that is written
@@ -92,7 +94,7 @@ def initialize_model(
     p: Parametrization,
     model: Module,
     hyperparameters: BaseHyperparameters,
-    roles: Mapping[str, str] | None = None,
+    roles: Mapping[str, str] | InferredRoles | None = None,
     shape: Shape | Sequence[int] | None = None,
     folded: bool | ForwardMultipliers = True,
     generator: Generator | None = None,
