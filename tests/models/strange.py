@@ -409,8 +409,7 @@ class FeatureSkips(Model):
         return x
 
 
-READ = (OneMatrix, Patches, Experts, BiasedDistances, BareNorms, OwnMultipliers)
-EITHER = (HeadMajor,)  # read rightly, or refused
+READ = (OneMatrix, HeadMajor, Patches, Experts, BiasedDistances, BareNorms, OwnMultipliers)
 REFUSED = (
     SharedKeys, NormalizedWeights, ScaledWeights, SigmoidAttention, TokenMixer, Prefixes, Highway, SharedNorm,
     SameQueries, FirstAgain, DeepNorm, GrowingHidden, FeatureSkips,

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from manyheads._overview import Overview, Shown, render_table
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_call
 from manyheads.models.infer.roles import find_blocks, join_layers
 from manyheads.models.infer.traced_model import TracedModel, refuse
 from manyheads.models.parts import Architecture
@@ -138,7 +138,9 @@ def infer_roles(build: Callable[..., Any], base: Shape | Sequence[int], example:
 
 def build_model(build: Callable[..., Any], shape: Shape) -> Any:
     """Build the model at a shape, from one seed."""
-    seeded = callable(build) and len(inspect.signature(build).parameters) == 2
+    arguments = inspect.signature(build).parameters.values() if callable(build) else ()
+    seeded = sum(each.default is each.empty for each in arguments) == 2
+    check_call("build", build, "shape", *(["seed"] if seeded else []), returns=" that returns the model")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         made = build(shape, 0) if seeded else build(shape)
