@@ -257,6 +257,25 @@ class Patches(nn.Module):
         return (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)),)
 
 
+class Sequential(Model):
+    """MLPs as sequences, whose matrices differ by a number alone."""
+
+    class Block(Plain):
+        ROLES = Plain.ROLES | {
+            "*.mlp_.0.weight": "mlp_in", "*.mlp_.0.bias": "mlp_in_bias", "*.mlp_.3.weight": "mlp_out",
+            "*.mlp_.3.bias": "mlp_out_bias",
+        }  # fmt: skip
+
+        def __init__(self, n, h):
+            super().__init__(n, h)
+            del self.up, self.down
+            wide = nn.Linear(self.d, 4 * self.d), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * self.d, self.d)
+            self.mlp_ = nn.Sequential(*wide)
+
+        def mlp(self, x):
+            return self.mlp_(x)
+
+
 class SharedNorm(Model):
     """One norm stands before every branch."""
 
@@ -409,7 +428,7 @@ class FeatureSkips(Model):
         return x
 
 
-READ = (OneMatrix, HeadMajor, Patches, Experts, BiasedDistances, BareNorms, OwnMultipliers)
+READ = (OneMatrix, HeadMajor, Sequential, Patches, Experts, BiasedDistances, BareNorms, OwnMultipliers)
 REFUSED = (
     SharedKeys, NormalizedWeights, ScaledWeights, SigmoidAttention, TokenMixer, Prefixes, Highway, SharedNorm,
     SameQueries, FirstAgain, DeepNorm, GrowingHidden, FeatureSkips,

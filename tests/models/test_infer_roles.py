@@ -63,7 +63,7 @@ def kinds(module, name):
 
 @pytest.mark.parametrize(
     ("module", "group", "number"),
-    [*(("own_models", "OWN", n) for n in range(3)), *(("strange", "READ", n) for n in range(7))],
+    [*(("own_models", "OWN", n) for n in range(3)), *(("strange", "READ", n) for n in range(8))],
 )
 def test_parts_are_those_written_by_hand(module, group, number):
     kind = kinds(module, group)[number]

@@ -64,16 +64,22 @@ def print_parameters(target: str, p: Any, shape: Any, tuned: Any, as_json: bool)
     found, build = infer(target, p.base), load_function(target)
     options = ModelOptions(roles=found)
     _, forward, targets, _ = model_targets(replace(p, base=found.shape), build_model(build, shape), tuned, options)
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     for each in targets:
         numbers = {name: getattr(each, name) for name in ("learning_rate", "epsilon", "weight_decay")}
         part = "+".join(each.parameter.parts)
-        row = {"part": part, "init": each.factors.initial, **numbers, "optimizer": each.factors.rule}
-        rows.setdefault(join_layers(each.parameter.name), row)
+        row = {
+            "parameter": join_layers(each.parameter.name),
+            "part": part,
+            "init": each.factors.initial,
+            **numbers,
+            "optimizer": each.factors.rule,
+        }
+        rows.setdefault((row["parameter"], part), row)
     if as_json:
-        print(json.dumps({"shape": str(shape), "forward": vars(forward), "parameters": rows}, indent=1))
+        print(json.dumps({"shape": str(shape), "forward": vars(forward), "parameters": list(rows.values())}, indent=1))
         return
     columns = ("parameter", "part", "init std ×", "learning rate", "epsilon", "weight decay", "optimizer")
-    print(render_table(columns, [(name, *map(plain_text, row.values())) for name, row in rows.items()]))
+    print(render_table(columns, [tuple(map(plain_text, row.values())) for row in rows.values()]))
     applied = ", ".join(f"{name} × {number:.4g}" for name, number in vars(forward).items())
     print(f"\nthe forward pass multiplies, relative to the base: {applied}")

@@ -39,8 +39,8 @@ class TracedModel:
             raise UsageError(f"the forward pass did not run ({said}): {wanted}") from error
         self.roles = Roles(self.trace, self.tensors, inside)
         self.parts = {name: tuple(parts) for name, parts in self.roles.parts.items()}
-        self.renamed: dict[str, tuple[str, ...]] = {}  # joined name → part that only a start or a comparison tells
-        self.starts: dict[str, float] = {}  # joined name → gain, where it does not start at one
+        self.renamed: dict[str, tuple[str, ...]] = {}  # name → part that only a start or a comparison tells
+        self.starts: dict[str, float] = {}  # name, layers joined as well → gain, where it does not start at one
         if not any(kinds & {"embedding", "patch"} for kinds in self.trace.tables.values()):
             self.trace.refuse("no table is read by what differs between two sequences: give example=, with two of them")
         self.shape = self._read_shape()
@@ -77,26 +77,33 @@ class TracedModel:
     def find_starts(self, sides: Mapping[str, tuple[str, ...]]) -> None:
         """Find tokens that start at zero, gains that do not start at one, and read-outs as wide as the stream."""
         for name, parts in self.parts.items():
-            tensor, label = self.tensors[name].detach(), join_layers(name)
+            tensor = self.tensors[name].detach()
             grows = [bool(set(side.split()) & {"N", "H"}) for side in sides.get(name, ())]
             if parts == ("marker",) and not tensor.any():
-                self.renamed[label] = ("blank",)
+                self.renamed[name] = ("blank",)
             elif parts == ("unembedding",) and len(grows) == 2 and all(grows):
-                self.renamed[label] = ("hidden",)
+                self.renamed[name] = ("hidden",)
             elif parts == ("router",) and len(grows) > 1 and all(grows[-2:]):
                 self.roles.refuse(name, "it gates a branch and both its sides grow: it is no router")
             elif parts and init_of(parts[0]) == "one" and bool((tensor == tensor.flatten()[0]).all()):
-                self.starts[label] = float(tensor.flatten()[0]) + self.trace.offsets.get(name, 0.0)
+                start = float(tensor.flatten()[0]) + self.trace.offsets.get(name, 0.0)
+                self.starts |= {join_layers(name): start, name: start}
 
     def settle(self, base: TracedModel) -> None:
         """Take from the base what only it or a comparison of shapes tells."""
         for name, parts in self.parts.items():
-            beside = [base.renamed.get(join_layers(each)) for _, each in self.trace.added.get(name, ())]
+            beside = [base.renamed.get(each) for _, each in self.trace.added.get(name, ())]
             if ("hidden",) in beside and parts == ("unembedding_bias",):
                 parts = ("hidden_bias",)
-            self.parts[name] = base.renamed.get(join_layers(name), parts)
+            self.parts[name] = base.renamed.get(name, parts)
 
     # Multipliers
+
+    def alike(self, name: str, found: Mapping[str, Any]) -> list[Any]:
+        """Return what is found for a name, or for those of the same name in other layers."""
+        if name in found:
+            return [found[name]]
+        return [each for other, each in found.items() if join_layers(other) == join_layers(name)]
 
     def multipliers(self) -> dict[str, dict[str, list[float]]]:
         """Return the constants that are multiplied: kind → what they multiply → different numbers."""
@@ -105,7 +112,7 @@ class TracedModel:
             for name, number in by_name.items():
                 parts = self.parts.get(str(name), ())
                 label = {"branch": "+".join(parts), "inner": str(name), "position": str(name)}.get(kind, "")
-                numbers = found[kind][join_layers(label)]
+                numbers = found[kind][label]
                 left = math.isnan(number) if kind == "inner" else kind == "output" and "unembedding" not in parts
                 if not left and not any(math.isclose(number, each, rel_tol=1e-6) for each in numbers):
                     numbers.append(number)
@@ -113,17 +120,19 @@ class TracedModel:
 
     def compare(self, base: TracedModel, words: str = "this shape") -> list[str]:
         """Return where parts, or multipliers that no parametrization has, differ from the base."""
-        expected, reasons = {join_layers(name): parts for name, parts in base.parts.items()}, []
+        reasons, here, before = [], self.multipliers(), base.multipliers()
         for name, parts in self.parts.items():
-            there = expected.get(join_layers(name), parts)
-            if parts and there and set(parts) != set(there):
-                reasons.append(f"{name} is {'+'.join(parts)} at {words} and {'+'.join(there)} at the base")
-        here, before = self.multipliers(), base.multipliers()
+            known = base.alike(name, base.parts)
+            if parts and known and not any(set(parts) == set(each) for each in known):
+                shown = "+".join(min(known))
+                reasons.append(f"{name} is {'+'.join(parts)} at {words} and {shown or 'without a part'} at the base")
         for kind, where in (("inner", "before a nonlinearity"), ("position", "as a position")):
-            for label in sorted(here[kind].keys() & before[kind].keys()):
-                mine, theirs = here[kind][label], before[kind][label]
-                if not _same(mine, theirs):
-                    said = f"{label} is multiplied by {_list(mine)} {where} at {words} and {_list(theirs)} at the base"
+            for name, mine in here[kind].items():
+                theirs = base.alike(name, before[kind])
+                if theirs and not any(_same(mine, each) for each in theirs):
+                    said = (
+                        f"{name} is multiplied by {_list(mine)} {where} at {words} and {_list(theirs[0])} at the base"
+                    )
                     reasons.append(f"{said}: this has no role")
         return reasons
 
@@ -174,7 +183,10 @@ class TracedModel:
         ]
         made: dict[bool, list[Parameter]] = {True: [], False: []}
         for name, parts in self.parts.items():
-            both, start = {"embedding", "unembedding"} <= set(parts), base.starts.get(join_layers(name), 1.0)
+            both, start = (
+                {"embedding", "unembedding"} <= set(parts),
+                base.starts.get(name, base.starts.get(join_layers(name), 1.0)),
+            )
             if parts:
                 closes, offset = tied and not reason and name in ends, trace.offsets.get(name, 0.0)
                 value, axes = None if start == 1 else start, self.tensors[name].dim()
