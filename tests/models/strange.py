@@ -428,10 +428,115 @@ class FeatureSkips(Model):
         return x
 
 
+class QueryPlaces(Model):
+    """Queries have a trained row for each position."""
+
+    class Block(Plain):
+        def __init__(self, n, h):
+            super().__init__(n, h)
+            self.where = drawn(7, self.d, fan_in=1)
+
+        def attention(self, x):
+            q = self.wq(x) + self.where[: x.shape[1]]
+            return self.wo(attend(heads(q, self.n), heads(self.wk(x), self.n), heads(self.wv(x), self.n)))
+
+
+class NormPlaces(QueryPlaces):
+    """Positions are added behind every norm."""
+
+    class Block(QueryPlaces.Block):
+        def attention(self, x):
+            return Plain.attention(self, x + self.where[: x.shape[1]])
+
+
+class StreamGain(Model):
+    """The stream is multiplied by a trained vector before each sum."""
+
+    class Block(Plain):
+        def __init__(self, n, h):
+            super().__init__(n, h)
+            self.keep = nn.Parameter(torch.ones(self.d))
+
+        def forward(self, x):
+            x = self.keep * x + self.attention(self.one(x))
+            return x + self.mlp(self.two(x))
+
+
+class HiddenGain(Model):
+    """Hidden units are multiplied by a trained vector, as (IA)^3 does."""
+
+    class Block(Plain):
+        def __init__(self, n, h):
+            super().__init__(n, h)
+            self.vector = nn.Parameter(torch.ones(4 * self.d))
+
+        def mlp(self, x):
+            return self.down(F.gelu(self.up(x)) * self.vector)
+
+
+class QueryMlp(Model):
+    """Queries come from an MLP."""
+
+    class Block(Plain):
+        def __init__(self, n, h):
+            super().__init__(n, h)
+            self.more = nn.Linear(self.d, self.d, bias=False)
+
+        def attention(self, x):
+            q = self.wq(F.gelu(self.more(x)))
+            return self.wo(attend(heads(q, self.n), heads(self.wk(x), self.n), heads(self.wv(x), self.n)))
+
+
+class HeadTemperature(Model):
+    """Queries and keys are normalized, and each head has a trained temperature."""
+
+    class Block(Plain):
+        def __init__(self, n, h):
+            super().__init__(n, h)
+            self.hot = nn.Parameter(torch.ones(h, 1, 1))
+
+        def attention(self, x):
+            q, k = (F.rms_norm(heads(w(x), self.n), (self.n,)) for w in (self.wq, self.wk))
+            return self.wo(attend(q * self.hot, k, heads(self.wv(x), self.n)))
+
+
+class DeepPrompts(Model):
+    """Trained tokens are put before those of every layer."""
+
+    class Block(Plain):
+        def __init__(self, n, h):
+            super().__init__(n, h)
+            self.tokens = drawn(1, self.d, fan_in=1)
+
+        def forward(self, x):
+            return super().forward(torch.cat([self.tokens.expand(len(x), 1, -1), x[:, 1:]], 1))
+
+
+class SideAdapter(Model):
+    """A bottleneck of two numbers stands beside every MLP."""
+
+    class Block(Plain):
+        def __init__(self, n, h):
+            super().__init__(n, h)
+            self.small, self.wide = nn.Linear(self.d, 2, bias=False), nn.Linear(2, self.d, bias=False)
+
+        def mlp(self, x):
+            return super().mlp(x) + self.wide(F.relu(self.small(x)))
+
+
+class BentValues(Model):
+    """A nonlinearity stands on the output of attention."""
+
+    class Block(Plain):
+        def attention(self, x):
+            return self.wo(F.gelu(attend(*(heads(w(x), self.n) for w in (self.wq, self.wk, self.wv)))))
+
+
 READ = (OneMatrix, HeadMajor, Sequential, Patches, Experts, BiasedDistances, BareNorms, OwnMultipliers)
 REFUSED = (
     SharedKeys, NormalizedWeights, ScaledWeights, SigmoidAttention, TokenMixer, Prefixes, Highway, SharedNorm,
-    SameQueries, FirstAgain, DeepNorm, GrowingHidden, FeatureSkips,
+    SameQueries, FirstAgain, DeepNorm, GrowingHidden, FeatureSkips, QueryPlaces, NormPlaces, StreamGain, HiddenGain,
+    QueryMlp, HeadTemperature, DeepPrompts, SideAdapter, BentValues,
 )  # fmt: skip
 
 

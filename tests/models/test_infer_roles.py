@@ -174,7 +174,7 @@ def test_multipliers_of_families_are_those_of_their_configuration(family, change
 # Refused
 
 
-@pytest.mark.parametrize("number", range(13))
+@pytest.mark.parametrize("number", range(22))
 def test_strange_models_are_refused(number):
     kind = kinds("strange", "REFUSED")[number]
     reason = {
@@ -190,6 +190,15 @@ def test_strange_models_are_refused(number):
         "FirstAgain": "two points of the stream are added, behind blocks.0.down.weight and embeddings",
         "DeepNorm": "the stream is multiplied by 1.5 between blocks",
         "GrowingHidden": "up.weight is multiplied by 0.353553 before a nonlinearity",
+        "QueryPlaces": "blocks.0.where: it is added to blocks.0.wq.weight with a row for each position",
+        "NormPlaces": "blocks.1.where: it is added to something that is neither stream, product, norm nor logits",
+        "StreamGain": "blocks.0.keep: a trained factor without a norm before it has no role",
+        "HiddenGain": "blocks.0.vector: a trained factor without a norm before it has no role",
+        "QueryMlp": "blocks.0.wq.weight: a nonlinearity stands between two matrices of the query of attention",
+        "HeadTemperature": "blocks.0.hot multiplies by one trained number; scalars have no role",
+        "DeepPrompts": "blocks.1.tokens: it is added to something that is neither stream, product, norm nor logits",
+        "SideAdapter": "layers of different sizes: one shape does not describe them",
+        "BentValues": "blocks.0.wo.weight: a nonlinearity on the output of attention has no derivation",
         "FeatureSkips": "merge.weight: it sums over 64 numbers, and the stream has 32",
     }
     with pytest.raises(UsageError, match=reason[kind.__name__]):
@@ -253,6 +262,53 @@ def test_frozen_parameters_keep_their_roles_and_unused_ones_need_none():
     architecture = found.read_architecture(build(Shape(*BASE)))
     assert [each.parts for each in architecture.frozen] == [("embedding",)]
     assert "spare" not in {each.name for each in architecture.parameters}
+
+
+OUTSIDE = {  # class of transformers, sizes by other names, what is said; nothing if it is read
+    "T5ForConditionalGeneration": ({"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 64}, "cross-attention: queries"),
+    "AlbertForMaskedLM": ({"embedding_size": 16}, "one weight serves 2 attention layers"),
+    "MambaForCausalLM": ({"state_size": 4}, "no part of a block does"),
+    "DebertaV2ForMaskedLM": (
+        {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+        "are a sum of several products",
+    ),
+    "JetMoeForCausalLM": ({"kv_channels": 8, "num_local_experts": 4}, "heads chosen by data are not derived"),
+    "Lfm2ForCausalLM": (
+        {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]},
+        "is a convolution inside the blocks",
+    ),
+    "EsmForMaskedLM": ({"mask_token_id": 3}, "contact_head.regression.weight: not used in the traced forward pass"),
+    "HunYuanDenseV1ForCausalLM": ({"head_dim": 8}, ""),
+    "CTRLLMHeadModel": ({"n_embd": 32, "dff": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}, ""),
+    "GraniteMoeForCausalLM": ({"num_local_experts": 4, "num_experts_per_tok": 2}, ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_families_outside_the_table_are_refused_or_read(name):
+    """What is read is checked by hand: these parts, and no others."""
+    import torch
+    import transformers
+
+    from manyheads.models.infer.traced_model import TracedModel
+
+    changes, reason = OUTSIDE[name]
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    sizes |= {"vocab_size": 29, "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    own = {"d_model", "n_embd"} & changes.keys() and {"vocab_size": 29, "num_layers": 2, "decoder_start_token_id": 0}
+    kind = getattr(transformers, name)
+    config = kind.config_class(**(own or sizes), **changes)
+    config._attn_implementation = "eager"
+    ids = torch.arange(2, 16).reshape(2, 7)
+    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if name.startswith("T5") else {})
+    found = TracedModel(kind(config), given, frozenset())
+    if reason:
+        assert any(reason in each for each in found.reasons())
+    else:
+        assert found.reasons() == []
+        parts = {part for each in found.parts.values() for part in each}
+        assert {"embedding", "unembedding", "query", "key", "value", "output", "mlp_in", "mlp_out"} <= parts
 
 
 # Families of the table

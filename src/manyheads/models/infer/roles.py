@@ -96,6 +96,8 @@ class Roles:
                     if not latents:
                         self.give(name, side)
                         continue
+                    if any(each.bent for product in self.uses[name] for each in product.x.sources):
+                        self.refuse(name, f"a nonlinearity stands between two matrices of the {side} of attention")
                     kind = "query" if name not in core.key.weights | core.value.weights else "key_value"
                     self.give(name, f"{kind}_up")
                     for latent in latents:
@@ -135,6 +137,8 @@ class Roles:
                 self.give(weight, "output")
                 if self.read_by[weight]:
                     self.refuse(weight, "it reads an attention core and does not end the branch")
+                if any(source.bent for each in some for source in each.x.sources if source.kind == "core"):
+                    self.refuse(weight, "a nonlinearity on the output of attention has no derivation")
         for name in self.heads:
             if set(self.parts[name]) <= {"embedding"}:
                 self.give(name, "unembedding")
@@ -216,6 +220,8 @@ class Roles:
             return
         else:
             part = min(where)
+        if part != "branch" and not all(each.normed for each in before):
+            self.refuse(gain, "a trained factor without a norm before it has no role")
         self.give(gain, f"{part}_gain")
 
     def read_added(self, name: str, found: Iterable[tuple[str, str]]) -> None:

@@ -224,6 +224,8 @@ class _Operations:
             if p is not None and p.parameters and self.value(constant) is None:
                 number = _number(constant)
                 return replace(p, computed=True) if number is None else replace(p, offset=p.offset + number)
+        if a is not None and b is not None and a.last and a.last[0] == "gain" and b.parameters:
+            a = replace(a, last=None) if args[1].numel() > args[1].shape[-1] else a  # of several positions: no shift
         return self.trace.add(a, b)
 
     def multiply(self, name: str, args: Any, a: Value | None, b: Value | None) -> Value | None:
@@ -233,7 +235,8 @@ class _Operations:
                 if (number := _number(tensor)) is None:
                     return replace(other, computed=True) if other.parameters else other
                 return self.trace.scaled(other, 1 / number if divides else number)
-            if x is not None and x.parameters and tensor.numel() == 1 and not (other and other.parameters):
+            whole = x is not None and x.parameters and (tensor.dim() == 0 or tensor.shape[-1] == 1)
+            if x is not None and whole and not (other and other.parameters):
                 self.trace.refuse(f"{self.trace.one(x)} multiplies by one trained number; scalars have no role")
             if divides and x is not None and not (x.statistic or x.scores):
                 b = self.trace.bend(x)

@@ -91,9 +91,7 @@ class Trace:
 
     products: list[Product] = field(default_factory=list)
     cores: list[Core] = field(default_factory=list)
-    tables: dict[str, set[str]] = field(
-        default_factory=lambda: defaultdict(set)
-    )  # → embedding, patch, positional, sink
+    tables: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # → embedding, patch, positional
     starts: dict[int, str] = field(default_factory=dict)  # number of an embedding → parameter
     gains: dict[str, list[Value]] = field(default_factory=lambda: defaultdict(list))  # gain → what it multiplied
     offsets: dict[str, float] = field(default_factory=dict)
@@ -266,7 +264,7 @@ class Trace:
         if x.scores:
             kind = "sink"
         elif joined:
-            kind = "marker" if x.stream else "unknown"
+            kind = "marker" if x.stream and not x.wrote else "unknown"
         elif last == "gain":
             kind, beside = "shift", about
         elif last == "product":

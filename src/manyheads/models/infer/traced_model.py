@@ -41,6 +41,14 @@ class TracedModel:
         self.parts = {name: tuple(parts) for name, parts in self.roles.parts.items()}
         self.renamed: dict[str, tuple[str, ...]] = {}  # name → part that only a start or a comparison tells
         self.starts: dict[str, float] = {}  # name, layers joined as well → gain, where it does not start at one
+        for name, found in self.trace.added.items():
+            for kind, beside in found:
+                rows = self.tensors[beside].numel() if beside in self.tensors else math.inf
+                rows //= (
+                    self.roles.uses[beside][0].fan_in or rows if kind == "bias" and beside in self.roles.uses else 1
+                )
+                if kind in ("shift", "bias") and 1 < rows < self.tensors[name].numel():
+                    self.roles.refuse(name, f"it is added to {beside} with a row for each position: this has no role")
         if not any(kinds & {"embedding", "patch"} for kinds in self.trace.tables.values()):
             self.trace.refuse("no table is read by what differs between two sequences: give example=, with two of them")
         self.shape = self._read_shape()
@@ -62,8 +70,8 @@ class TracedModel:
                 rows = self.tensors[name].numel() // (uses[name][0].fan_in * len({each.part for each in uses[name]}))
                 rows -= heads * n * ("query" in parts) + max(hidden, default=0) * sum("mlp" in each for each in parts)
                 groups.add(rows // (n + value_dim * ("value" in parts)))
-        if len({(core.key_dim, core.value_dim) for core in cores}) > 1 or len(groups) > 1:
-            trace.refuse("layers of attention of different sizes: one shape does not describe them")
+        if len({core[3:] for core in cores}) > 1 or len(groups) > 1 or (len(hidden) > 1 and not fan_in["router"]):
+            trace.refuse("layers of different sizes: one shape does not describe them")
         width, key_heads = self.roles.width, min(groups, default=heads)
         if not key_heads or heads % key_heads:
             trace.refuse(f"{heads} heads of queries and {key_heads} of keys: no shape has these")
