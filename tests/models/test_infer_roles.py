@@ -270,7 +270,7 @@ OUTSIDE = {  # class of transformers, sizes by other names, what is said; nothin
     "MambaForCausalLM": ({"state_size": 4}, "no part of a block does"),
     "DebertaV2ForMaskedLM": (
         {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-        "are a sum of several products",
+        "rel_embeddings.weight are combined before they meet an activation",
     ),
     "JetMoeForCausalLM": ({"kv_channels": 8, "num_local_experts": 4}, "heads chosen by data are not derived"),
     "Lfm2ForCausalLM": (

@@ -115,8 +115,7 @@ class Roles:
         deep = [name for name in sorted(value.weights) if self.level[name] == 2]
         below = {each for name in deep for each in self.inputs(name)}
         if deep and any(self.level[name] == 1 for name in value.weights - below):
-            reason = "a product of low rank beside a full matrix (an adapter) has no role; freeze one of them, or give "
-            self.refuse(deep[0], f"{reason}roles=")
+            self.refuse(deep[0], "a product of low rank beside a full matrix (an adapter) has no role; give a role map")
         strange = [each for each in value.sources if each.kind != "weight"]
         if strange or not value.weights:
             what = "an attention core" if value.core else "the stream"

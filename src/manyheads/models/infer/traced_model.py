@@ -163,10 +163,11 @@ class TracedModel:
 
     def reasons(self) -> list[str]:
         """Return why the model has no roles; frozen parameters may be unused."""
+        idle, others = "not used in the traced", " ".join(self.trace.refused)
         said = [
             f"{name}: {reason}"
             for name, reason in self.roles.why.items()
-            if reason and (self.tensors[name].requires_grad or not reason.startswith("not used"))
+            if reason and not (reason.startswith(idle) and (name in others or not self.tensors[name].requires_grad))
         ]
         for name, parts in self.parts.items():
             said += [f"{name}: {part} has no derived role" for part in parts if part not in PARTS]
