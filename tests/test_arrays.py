@@ -20,7 +20,7 @@ from tests.array_rows import EXEMPT, EXPENSIVE, ROWS, TAKES_LABELS
 import manyheads
 from manyheads import _arrays
 from manyheads._arrays import as_integers, as_native, check_arrays
-from manyheads.costs.critical_path import longest_chain
+from manyheads.costs.jax.critical_path import longest_chain
 from manyheads.data.characters import Vocabulary
 from manyheads.data.ngrams import ngram_losses
 from manyheads.errors import ShapeError, UsageError

@@ -16,10 +16,7 @@ ABSENT = sorted(module for module, extra in EXTRA_OF.items() if extra in ("jax",
 # Packages and modules that may import JAX when they are imported. Everything else is a tool, or what tools are made of.
 NEED_JAX = (
     "attention.traced_entropy",
-    "costs.counter",
-    "costs.critical_path",
-    "costs.jaxpr",
-    "costs.primitives",
+    "costs.jax",
     "data.windows",
     "demo",
     "recovery.examples.composed_student",
@@ -96,6 +93,12 @@ groups = torch_groups(parametrization, model, hyperparameters)
 assert audit_model(parametrization, model, torch.optim.AdamW(groups), hyperparameters).findings is not None
 """
 
+COUNTED = """
+import sys, torch, manyheads as mh
+assert mh.count(torch.nn.Linear(3, 4), torch.zeros(2, 3), training=True, device="meta").flops == 96
+assert "jax" not in sys.modules
+"""
+
 TENSORS = """
 import torch
 from manyheads.attention import AttentionLayer
@@ -137,7 +140,9 @@ def test_tools_run(code):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("code", [TENSORS, pytest.param(AUDIT, marks=pytest.mark.slow)], ids=["tensors", "audit"])
+@pytest.mark.parametrize(
+    "code", [TENSORS, COUNTED, pytest.param(AUDIT, marks=pytest.mark.slow)], ids=["tensors", "counted", "audit"]
+)
 def test_tools_for_pytorch_run(code):
     found = run(code)
     assert found.returncode == 0, found.stderr
@@ -169,9 +174,11 @@ def test_a_command_names_the_extra_that_it_needs(words, subject):
 
 
 def test_a_name_of_a_package_names_the_extra_that_it_needs():
-    found = run("import manyheads; manyheads.count")
-    needs = "manyheads.costs.count needs jax, which is not installed: pip install 'manyheads[jax]' brings it"
+    found = run("from manyheads import transformer; transformer.Transformer")
+    needs = "transformer.Transformer needs equinox, which is not installed: pip install 'manyheads[jax]' brings it"
     assert needs in found.stderr
+    counted = run("import manyheads; manyheads.count(abs, 3)")
+    assert "jax is not installed: pip install 'manyheads[jax]' brings it" in counted.stderr
 
 
 def test_extras_of_modules():

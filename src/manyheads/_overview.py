@@ -121,6 +121,19 @@ def plain_text(value: object) -> str:
     return str(value)
 
 
+def distinct_texts(*values: float, digits: int = 3) -> list[str]:
+    """Return numbers with as many digits, at least the given ones, as it takes to tell those that differ apart.
+
+    Examples
+    --------
+    >>> distinct_texts(50.04, 50.0), distinct_texts(64.23, 50.0)
+    (['50.04', '50'], ['64.2', '50'])
+    """
+    count = len({*values})
+    tries = ([f"{value:.{places}g}" for value in values] for places in range(digits, 18))
+    return next((texts for texts in tries if len({*texts}) >= count), [repr(value) for value in values])
+
+
 def _is_number(value: object) -> bool:
     """Tell numbers, written ones too, and absent values from words."""
     text = plain_text(value).replace(",", "")

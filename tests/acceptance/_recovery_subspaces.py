@@ -11,8 +11,8 @@ from manyheads.recovery import compare_layers, gpt_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.effort import ACCURATE, SPARING
 from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
-from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.result.results import Extracted
 
@@ -29,7 +29,7 @@ def random_layers(
     for seed in range(seeds):
         layer = gpt_layer(np.random.default_rng([seed, 0]), dim, heads)
         oracle = Oracle.of(layer)
-        settings = SubspaceSettings.accurate() if accurate else SubspaceSettings()
+        settings = ACCURATE if accurate else SPARING
         found = extract_by_subspaces(oracle, EXACT, np.random.default_rng([seed, 1]), settings)
         errors, total = compare_layers(layer, found.layer), oracle.total
         rows.append((errors.theta, errors.projection, total.calls, total.tokens, total.numbers, total.own_seconds))

@@ -136,6 +136,12 @@ def test_the_error_survives_a_worker_process():
     assert (copy.measured, copy.threshold, copy.smallest_rank) == (0.5, 1e-14, 3)
 
 
+def test_extended_precision_is_factored_in_double(rng):
+    theta, projection = rng.normal(size=(2, 2, 3, 3))
+    found, plain = (AttentionLayer(each, projection).factored(3) for each in (theta.astype(np.longdouble), theta))
+    np.testing.assert_array_equal(found.query, plain.query)
+
+
 def test_half_precision_is_factored_in_single(rng):
     theta, projection = rng.normal(size=(2, 2, 3, 3)).astype(np.float16)
     thin = AttentionLayer(theta, projection).factored(3)

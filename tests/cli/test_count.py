@@ -180,3 +180,73 @@ def test_the_command_and_closed_forms_need_no_jax():
         "Count(layers=1, width=8, heads=2).run(); assert 'jax' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+MAKE = """
+import torch
+def make():
+    return torch.nn.Linear(3, 4), torch.zeros(2, 3)
+def pair():
+    return 1, 2
+def alone():
+    return torch.nn.Linear(3, 4)
+module = alone()
+def two():
+    return torch.nn.Bilinear(3, 3, 4), torch.zeros(2, 3), torch.zeros(2, 3)
+"""
+
+
+@pytest.mark.torch
+def test_a_function_that_makes_a_module_and_a_batch(capsys, tmp_path, monkeypatch):
+    (tmp_path / "mine_of_torch.py").write_text(MAKE)
+    monkeypatch.chdir(tmp_path)
+    assert run_json(capsys, "mine_of_torch:make")["flops"] == 2 * 2 * 12
+    found = run_json(capsys, "mine_of_torch:make", "--training", "--meta", "--convention", "mac", "--compare")
+    assert found["flops"] == 2 * 2 * 12
+    assert found["conventions"] == {
+        "exact": 96, "halved": 96, "dense": 96, "mac": 48, "executed": 96, "executed-mac": 48,
+    }  # fmt: skip
+    table = run(capsys, "mine_of_torch:make")
+    assert "mm" in table
+    assert "bytes: not counted" in table
+    with pytest.raises(UsageError, match="--training: for a function that returns a PyTorch module"):
+        Count("mine_of_torch:pair", training=True).run()
+    with pytest.raises(UsageError, match="Linear without a batch; give a function"):
+        Count("mine_of_torch:alone").run()
+    with pytest.raises(UsageError, match="Linear without a batch; give a function"):
+        Count("mine_of_torch:module").run()
+    assert "_trilinear is opaque" in run(capsys, "mine_of_torch:two")
+    with pytest.raises(UsageError, match="--meta"):
+        Count("mine_of_torch:make", meta=True, shapes=("3",)).run()
+
+
+@pytest.mark.torch
+def test_a_traced_model_beside_its_closed_form(capsys, tmp_path):
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 11,
+        "intermediate_size": 24,
+    }
+    file = tmp_path / "config.json"
+    for family, training, equal in (("llama", True, (1, 1)), ("bert", False, (0, 0)), ("gptj", False, (0, 1))):
+        more = {"n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4} if family == "gptj" else sizes
+        file.write_text(json.dumps({"model_type": family, **more}))
+        flags = [str(file), "--traced", "--length", "12", *(["--training"] if training else [])]
+        found = run_json(capsys, *flags)
+        for name, same in zip(("exact", "dense"), equal, strict=True):
+            assert (found[f"forward_{name}_traced"] == found[f"forward_{name}_closed_form"]) == bool(same)
+        assert found["flops"] == found["forward_exact_traced"] * (3 if training else 1)
+        assert "forward dense closed form: " in run(capsys, *flags)
+        dense = run_json(capsys, *flags, "--convention", "dense")
+        assert dense["flops"] == found["forward_dense_traced"] * (3 if training else 1)
+    file.write_text(json.dumps({"model_type": "vit_mae", **sizes}))
+    assert run_json(capsys, str(file), "--traced")["length"] == 197
+    file.write_text(json.dumps({"model_type": "bert", **sizes}))
+    with pytest.raises(UsageError, match="give another --length"):
+        Count(str(file), traced=True, length=600).run()
+    with pytest.raises(UsageError, match="--decode: does not fit --traced"):
+        Count(str(file), traced=True, decode=True).run()
+    with pytest.raises(UsageError, match="no target"):
+        Count(traced=True).run()

@@ -192,6 +192,7 @@ def test_wrong_use_has_status_2_and_says_what_to_do(call, oracle, layer):
         (("oracle_of_this_test:answer", "--output", "folder.safetensors"), "a folder of that name"),
         (("mine.safetensors", "--output", "mine.safetensors"), "the layer that is queried"),
         (("nowhere", "--layer", 0), "no such file or folder"),
+        (("", "--layer", 0), "ORACLE '': expected package.module:function, a saved layer, or a checkpoint folder"),
         (("oracle_of_this_test:nothing",), "cannot be imported"),
         (("nowhere",), "no such file or folder"),
         (("mine.safetensors", "--dim", 3), "--dim: for functions only"),

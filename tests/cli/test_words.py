@@ -155,3 +155,30 @@ def test_no_color_is_respected(monkeypatch):
     assert screen.isatty()
     monkeypatch.setenv("NO_COLOR", "1")
     assert not screen.isatty()
+
+
+WORDS = {
+    ("cite",): "neither a folder with runs nor a study",
+    ("probe", "health"): "RECORDING '' names no file or folder",
+    ("probe", "weights"): "'' names no file or folder",
+    ("curves", "judge", "run.csv"): "'' names no file or folder",
+    ("extract", "--layer", "0"): "ORACLE '': expected package.module:function",
+    ("count", "--layers", "2", "--width", "8", "--heads", "2"): "TARGET '': expected a config.json",
+    ("study", "list"): "no study matches ''; expected a wing",
+    ("study", "show"): "no study is called ''",
+    ("report",): "'' names no file or folder",
+    ("report", "--out"): "--out '' names no file or folder",
+    ("runs", "export"): "RUN '' names no file or folder",
+    ("scale", "audit"): "TARGET '': expected package.module:function",
+    ("scale", "preflight"): "TARGET '': expected package.module:function",
+}
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_an_empty_word_is_not_the_working_folder(words, capsys):
+    extra = ["--base", "64,4,4"] if words[0] == "scale" else ["out.nc"] if "export" in words else []
+    assert main([*words, "", *extra]) == 2
+    said = capsys.readouterr()
+    assert WORDS[words] in said.err
+    assert said.err.count("\n") == 1
+    assert not said.out

@@ -15,9 +15,10 @@ from jax.experimental import pallas, sparse
 from jax.extend.core import primitives as jax_primitives
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from manyheads.costs import count, counter, jaxpr, primitives
+from manyheads.costs import count
 from manyheads.costs.cost import UnknownCost
-from manyheads.costs.critical_path import longest_chain
+from manyheads.costs.jax import counter, jaxpr, primitives
+from manyheads.costs.jax.critical_path import longest_chain
 from manyheads.errors import UsageError
 
 X = jax.ShapeDtypeStruct((4, 4), jnp.float32)

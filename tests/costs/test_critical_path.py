@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from manyheads.costs.cost import UnknownCost
-from manyheads.costs.critical_path import longest_chain
+from manyheads.costs.jax.critical_path import longest_chain
 
 X = jax.ShapeDtypeStruct((4, 8), jnp.float32)
 W = jax.ShapeDtypeStruct((8, 8), jnp.float32)

@@ -137,6 +137,8 @@ def test_what_an_alarm_says_is_true_of_its_figures(rng):
     assert [str(alarm) for alarm in find_alarms(level)] == [
         "step 0, layer 1 head 6: largest logit is 64.2, above the bound of 50 (level)"
     ]
+    level["max_logit"][:, 1, 2] = 50.04
+    assert [alarm.words for alarm in find_alarms(level)] == ["largest logit is 50.04, above the bound of 50"]
 
 
 def test_a_head_that_leaves_uniform_attention_late_is_no_alarm(rng):

@@ -238,6 +238,25 @@ def test_a_bit_of_the_exponent(series):
     assert f"{UP}[" in finding.evidence
 
 
+@pytest.mark.parametrize("place", [0, 4])
+def test_an_entry_that_shrinks_at_an_end_is_found_beyond_training_and_listed_otherwise(tmp_path, rng, place):
+    """By one bit of the exponent, 2^-32; its neighbours move by 1/20 or 1/2 of its size between checkpoints."""
+    note = "entries that shrink, as by one bit of the exponent, in the first or last checkpoint"
+    for step, found_there in ((0.05, True), (0.5, False)):
+        states = np.cumsum([np.zeros((64, 64)), *(step * rng.standard_normal((4, 64, 64)))], axis=0)
+        start = rng.choice([-1.0, 1.0], (64, 64)) if found_there else rng.standard_normal((64, 64))
+        states = (states + start).astype(np.float32)
+        for altered in (False, True):
+            if altered:
+                states[:, 3, 5] = 1 + 1e-4 * np.arange(5)
+                states[place, 3, 5] *= 2.0**-32
+            series = [write(tmp_path / f"step{number}.safetensors", w=state) for number, state in enumerate(states)]
+            found = verify(series)
+            places = [each.where for each in found.findings if each.kind == "altered entries"]
+            assert places == [f"step{place}.safetensors"] * (altered and found_there)
+            assert any(text.startswith(note) for text in found.unchecked) != found_there
+
+
 def test_a_rounded_copy_of_another_step(series):
     shutil.copy(series[3] / "model.safetensors", series[4] / "model.safetensors")
     alter(series[4], lambda arrays: arrays.update({k: v.astype(np.float16).astype(v.dtype) for k, v in arrays.items()}))

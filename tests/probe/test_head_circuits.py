@@ -7,7 +7,7 @@ import pytest
 from tests.probe.families import batch, build, run
 
 from manyheads.errors import UsageError
-from manyheads.probe import head_spectra, record_attention
+from manyheads.probe import head_spectra, record_attention, weight_spectra
 from manyheads.probe.heads.circuits import CIRCUITS, MATRICES, head_norms, random_head_ranks, stable_ranks
 from manyheads.spectra.levels import expected_stable_rank
 
@@ -119,6 +119,20 @@ def test_gains_of_norms_bound_the_logits(family, width, seed):
     module = model.model.layers[0].self_attn
     gains = [(module.get_submodule(name).weight + (family == "gemma3")).abs().max() for name in ("q_norm", "k_norm")]
     np.testing.assert_allclose(bound[0], module.scaling * width * float((gains[0] * gains[1]).detach()), rtol=1e-4)
+
+
+@pytest.mark.torch
+def test_rotary_positions_that_multiply_raise_the_bound(tmp_path, seed):
+    """YaRN multiplies sines and cosines by 0.1 ln(factor) + 1; a checkpoint says why it has no bound."""
+    scaling = {"rope_type": "yarn", "factor": 50.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
+    model, plain = build("qwen3", seed, rope_scaling=scaling), build("qwen3", seed)
+    bounds = [head_spectra(each).logit_bound.values for each in (model, plain)]
+    np.testing.assert_allclose(bounds[0], (0.1 * math.log(50) + 1) ** 2 * bounds[1])
+    for each, said in ((model, "none: rotary positions of type 'yarn' may multiply"), (plain, "measured")):
+        each.save_pretrained(tmp_path)
+        found = weight_spectra(tmp_path)
+        assert found.attrs["logit_bound"].startswith(said)
+    np.testing.assert_allclose(found.head_logit_bound, bounds[1], rtol=1e-5)
 
 
 @pytest.mark.torch

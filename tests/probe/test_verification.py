@@ -87,7 +87,8 @@ def test_a_clean_series_has_no_finding(tmp_path, rng, kind, family):
         for name in one
         if np.linalg.norm(other[name] - one[name]) > 0.5 * max(map(np.linalg.norm, (one[name], other[name])))
     }
-    assert len(result.unchecked) - 1 == (len(far) > 0) or len(far) <= 2
+    others = [text for text in result.unchecked if not text.startswith(("the tokenizer", "entries that shrink"))]
+    assert len(others) == (len(far) > 0) or len(far) <= 2
 
 
 def test_missing_truncated_and_damaged_files(series):

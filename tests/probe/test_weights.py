@@ -13,6 +13,7 @@ from tests.models.conftest import FAMILIES
 from manyheads.errors import UsageError
 from manyheads.models import attention_weights, open_checkpoint
 from manyheads.models.families import FAMILIES as TABLE
+from manyheads.models.torch.attention_modules import query_key_norms, query_norm
 from manyheads.probe import head_spectra, weight_spectra
 from manyheads.probe.checkpoints import weights
 from manyheads.probe.heads.circuits import CIRCUITS
@@ -200,6 +201,7 @@ def test_every_family_has_the_heads_of_its_model_or_says_why_not(family, tmp_pat
 
     torch.manual_seed(seed)
     grouped = {"key_value_heads": 2, "heads": 4} if family in ("qwen3", "gemma2", "gpt_oss", "llama") else {}
+    grouped |= {"use_qk_norm": True} if family in ("cohere", "glm4_moe") else {}
     heads = 4 if family == "codegen" else 3
     model = tiny.build(family, **{"heads": heads, "width": 8 * heads, **grouped})
     for parameter in model.parameters():
@@ -213,6 +215,19 @@ def test_every_family_has_the_heads_of_its_model_or_says_why_not(family, tmp_pat
     assert found.attrs["heads"] == "measured"
     assert found.sizes["layer"] == 2
     assert np.isfinite(found.head_frobenius.sel(head_matrix="query-key")).all()
+    normed = [each for each in model.modules() if query_norm(each) is not None and family != "nanochat"]
+    assert (found.attrs["logit_bound"] == "measured") == bool(normed) == ("head_logit_bound" in found)
+    assert normed or found.attrs["logit_bound"] == "none: no gains of norms of queries and keys are stored"
+    for layer, module in enumerate(normed):
+        norms = query_key_norms(module)
+        shapes = [norm.weight.shape for norm in norms]
+        drawn = [torch.cat([torch.eye(D := shape[-1]), torch.randn(200, D)]) for shape in shapes]
+        drawn = [x[:, None].expand(-1, *shape) if len(shape) > 1 else x for x, shape in zip(drawn, shapes, strict=True)]
+        with torch.no_grad():
+            largest = [float(norm(x).norm(dim=-1).max()) for norm, x in zip(norms, drawn, strict=True)]
+        bound, reached = found.head_logit_bound[layer].item(), module.scaling * largest[0] * largest[1]
+        assert reached <= bound * (1 + 1e-5)
+        assert reached >= bound * (0.999 if "RMS" in type(norms[0]).__name__ else 0.3)
     try:
         expected = head_spectra(model)
     except UsageError:  # joint projections whose order the module does not tell

@@ -207,6 +207,7 @@ def test_regions_have_ends(region, ends):
     [
         {"region": st.near(0, -1)},
         {"region": st.near(math.nan, 1)},
+        {"region": st.near(0, (1, 2, 3))},
         {"bounds": (1, 0)},
         {"expected": "true"},
         {"basis": 3},
@@ -271,6 +272,16 @@ def test_variables_along_an_own_axis_are_drawn_beside_their_prediction():
     trained = xr.Dataset({"loss": loss}, step | {"heads": ("cell", [2, 4])})
     (panel,) = standard_panels((), theory, on_grid(trained, theory))
     assert (panel.title, [curve.label for curve in panel.curves]) == ("Loss [nat]", ["trained", "predicted"])
+
+
+def test_pictures_of_one_quantity_over_two_axes_are_told_apart():
+    axes = {"step": [0, 1, 2], "time": [0.0, 0.5, 1.0]}
+    theory = xr.Dataset({name: (axis, [3.0, 2.0, 1.0]) for name, axis in zip("ab", axes, strict=True)}, axes)
+    both = {name: (("cell", "replicate", axis), np.ones((1, 4, 3)), {"long_name": "loss"}) for name, axis in
+            zip("ab", axes, strict=True)}  # fmt: skip
+    trained = xr.Dataset(both, axes | {"heads": ("cell", [2])})
+    panels = standard_panels((), theory, on_grid(trained, theory))
+    assert [panel.title for panel in panels] == ["Loss, over step", "Loss, over time"]
 
 
 def test_trajectories_end_where_all_have_settled():

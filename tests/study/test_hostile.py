@@ -15,7 +15,7 @@ import xarray as xr
 from tests.study.toys import SOURCE, Still
 
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Curve, Lines, Study, Verdict, check_study, grid, open_run, run
+from manyheads.study import Cell, Claim, Curve, Lines, Study, Verdict, check_study, grid, near, open_run, run
 from manyheads.study.contract import ContractBroken
 from manyheads.study.execution.executors import local_pool
 from manyheads.study.execution.runner import ComparisonFailed, UnitFailed, WorkersLost
@@ -315,3 +315,52 @@ def test_units_outlive_an_altered_header(tmp_path):
 
 def trained_path(store):
     return Path(run(Odd(), replicates=1, store=store, progress=False).attrs["path"])
+
+
+DRAWN = Lines("t", "x", "y", (Curve((0.0, 1.0), (0.0, 1.0), "c"),))
+ARRAYS = dataclasses.replace(DRAWN, curves=(Curve(np.arange(3.0), np.arange(3.0), "c"),))
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "words"),
+    [
+        ("claims", [1], r"Misdeclared\.claims is list: expected a function of \(theory, trained\)"),
+        ("pictures", (), r"Misdeclared\.pictures is tuple"),
+        ("compare", lambda self, predicted, trained: (), r"takes other arguments.*\(predicted, trained, claims\)"),
+        ("train", lambda self, key, heads: {}, r"Misdeclared\.train: .*'heads'; expected a function of \(key\)"),
+    ],
+)
+def test_a_method_of_another_type_is_refused_before_anything_is_computed(method, given, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(Misdeclared, method, given, raising=False)
+    with pytest.raises(UsageError, match=words):
+        run(Misdeclared(), replicates=1, store=tmp_path, progress=False)
+    assert not Misdeclared.asked
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "words"),
+    [
+        ("claims", None, "returns NoneType: expected to yield Claim"),
+        ("claims", [3], "yields int 3: expected Claim"),
+        ("claims", [Claim("one", "a", near(1, 0.1), "a test")], "'one': measured 'a'; expected one number"),
+        ("compare", [3], "yields int 3: expected Verdict"),
+        ("pictures", [xr.Dataset()], "yields Dataset .*: expected Lines or"),
+        ("pictures", [ARRAYS], r"lines 't': .* expected texts, numbers and tuples of them as help\(Lines\)"),
+        ("pictures", [dataclasses.replace(DRAWN, title=None)], "title: str holds None"),
+    ],
+)
+def test_a_comparison_of_other_types_names_the_study_and_keeps_the_units(method, given, words, tmp_path, monkeypatch):
+    for name in ("compare", "panels"):
+        monkeypatch.delattr(Misdeclared.__mro__[1], name)
+    claims = [Claim("one", 1.0, near(1, 0.1), "a test")]
+    monkeypatch.setattr(Misdeclared, "claims", lambda *_: claims, raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Misdeclared, method, lambda *_: given, raising=False)
+        with pytest.raises(ComparisonFailed, match=f"toy/misdeclared.*{words}") as told:
+            run(Misdeclared(), replicates=1, store=tmp_path, progress=False)
+    assert "\n" not in str(told.value)
+    count = len(Misdeclared.asked)
+    assert len(run(Misdeclared(), replicates=1, store=tmp_path, progress=False)["verdicts"]["figure"]) == 1
+    assert len(Misdeclared.asked) == count  # nothing is computed again
+    Misdeclared.asked.clear()

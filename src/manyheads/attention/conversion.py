@@ -55,8 +55,8 @@ def factor_stacks(stacks: tuple[Array, ...], rank: int, tolerance: float | None)
     tolerance is relative to the largest singular value of a matrix; None means 16 max(a, b) eps.
     """
     rank = check_integer("rank", rank)
-    # LAPACK does not know half precision.
-    stacks = tuple(np.asarray(stack, np.promote_types(stack.dtype, np.float32)) for stack in stacks)
+    # LAPACK knows no other types: half precision is widened, extended precision narrowed.
+    stacks = tuple(np.asarray(stack, np.float64 if stack.dtype.itemsize > 4 else np.float32) for stack in stacks)
     if not all(np.isfinite(stack).all() for stack in stacks):
         raise UsageError("the layer holds NaN or infinite weights: it has no factors")
     decomposed = [np.linalg.svd(stack, full_matrices=False) for stack in stacks]

@@ -76,6 +76,7 @@ count = count:Count = count FLOPs and bytes of a model or of a JAX function
     manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257
     manyheads count config.json --length 4096 --training --compare
     manyheads count package.module:function --shapes 4x128x64:bfloat16 8:int32
+    manyheads count package.module:make --training --meta
 curves judge = curves:Judge = judge curves of attention entropy and rank beside the loss
     manyheads curves judge run1.csv run2.csv
     manyheads curves judge probe --losses run/checkpoint-500/trainer_state.json

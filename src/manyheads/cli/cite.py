@@ -23,7 +23,7 @@ class Cite:
         from manyheads.study.registry import STUDIES, load
         from manyheads.study.reporting.citations import cite
 
-        if Path(self.what).is_dir():
+        if self.what and Path(self.what).is_dir():
             print(cite(self.what))
         elif self.what in STUDIES or ":" in self.what:
             print(cite(load(self.what)))

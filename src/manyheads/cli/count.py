@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
@@ -13,23 +13,28 @@ from manyheads._json import Json
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import fits, wrap_output
 from manyheads.cli.parsing import ABSENT, OptionalInt, Switch, load_function
+from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     from manyheads.costs import Cost, ModelShape
 
 _SHAPE = re.compile(r"(?P<extents>scalar|\d+(x\d+)*)(:(?P<dtype>[a-z0-9_]+))?")
 
+OptionalTarget = Annotated[
+    Optional[str], tyro.conf.Positional, tyro.conf.arg(metavar="[TARGET]", help_behavior_hint="")
+]
+
 
 @dataclass(frozen=True)
 class Count:
-    """Count FLOPs and bytes of a transformer or of any JAX function, exactly and under a named convention.
+    """Count FLOPs of a transformer, a JAX function or a PyTorch module, exactly, under a named convention.
 
-    TARGET is a config.json, a folder with one, or package.module:function with --shapes; without it --layers, --width
-    and --heads describe a transformer. Importing a module runs its code: name only code that you trust. A config.json
-    is read as data.
+    TARGET is a config.json, a folder with one, or package.module:function: a JAX function with --shapes, or a function
+    without arguments that returns (module, batch) of PyTorch. Without TARGET --layers, --width and --heads describe a
+    transformer. Importing a module runs its code: name only code that you trust. A config.json is read as data.
     """
 
-    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[TARGET]", help_behavior_hint="")] = ""
+    target: OptionalTarget = None
     """A config.json, a folder with one, or package.module:function."""
     shapes: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="SHAPE ...", help_behavior_hint="")] = None
     """Shapes of the function's arguments: 4x128x64:bfloat16, 8:int32, scalar; float32 if no dtype is given."""
@@ -50,6 +55,8 @@ class Count:
     """Dtype of weights, activations and cache; if absent that of the config.json, else float32."""
     batch: int = flag(1, least=1)  # Number of sequences.
     training: Switch = False  # Count forward and backward pass.
+    meta: Switch = False  # Count a PyTorch module on the meta device, without memory.
+    traced: Switch = False  # Count the model of transformers on the meta device, beside the closed form.
     decode: Switch = False  # Count one token with a key-value cache; --length is its context, the token included.
     generate: OptionalInt = None
     """Count a prompt of --length tokens and this many generated tokens, with a key-value cache."""
@@ -69,7 +76,11 @@ class Count:
             The target is unclear, a flag does not fit it, or a file is refused.
         """
         extra: dict[str, Json] = {}
-        if ":" in self.target and not os.path.exists(self.target):
+        if self.target == "":
+            raise UsageError("TARGET '': expected a config.json, a folder with one, or package.module:function")
+        if self.traced:
+            cost, extra = self._traced_cost()
+        elif self.target and ":" in self.target and not os.path.exists(self.target):
             cost = self._function_cost()
         elif (parameters := self._parameters()) and self._is_uneven():
             print(json.dumps(parameters, indent=2) if self.json else wrap_output(_list_figures(parameters)))
@@ -115,10 +126,40 @@ class Count:
         flops = {"forward_matrix_flops": self.batch * matrix_flops(config, length)}
         return named | flops | {"length": length, "batch": self.batch, "notes": [*notes, *assumed]}
 
+    def _traced_cost(self) -> "tuple[Cost, dict[str, Json]]":
+        """Return the cost of the model of transformers, and its forward pass beside the closed form."""
+        from manyheads.cli.traced import make_model
+        from manyheads.costs import count
+        from manyheads.models.config import load_config, read_config
+        from manyheads.models.counts import matrix_flops
+
+        own = {"target", "length", "batch", "training", "convention", "compare", "json", "traced"}
+        self._refuse_others(own, "does not fit --traced")
+        if self.target is None or not os.path.exists(self.target):
+            raise UsageError(f"--traced: {self.target or 'no target'}; expected a config.json of transformers")
+        config = read_config(*load_config(self.target))
+        length, assumed = self._length(config.sizes["positions"] if "patches" in config.sizes else 0)
+        try:
+            cost = count(*make_model(config, length, self.batch), training=self.training, device="meta")
+        except (RuntimeError, IndexError) as error:
+            raise UsageError(
+                f"--traced: the model cannot run {length} tokens ({error}); give another --length"
+            ) from error
+        forward = replace(cost, items=tuple(item for item in cost.items if item.stage == "forward"))
+        extra: dict[str, Json] = {"length": length, "batch": self.batch}
+        for name in ("exact", "dense"):
+            extra[f"forward_{name}_traced"] = forward.to(name).flops
+            extra[f"forward_{name}_closed_form"] = self.batch * matrix_flops(config, length, masked=name == "exact")
+        return replace(cost, notes=(*cost.notes, *assumed)).to(self._convention("exact")), extra
+
+    def _refuse_others(self, own: set[str], why: str) -> None:
+        """Refuse flags that were given and are not `own`."""
+        named = {each.name: each.default for each in fields(self) if each.name not in own}
+        if given := [name for name, usual in named.items() if getattr(self, name) != usual]:
+            raise UsageError(f"{_flags(given)}: {why}")
+
     def _length(self, fixed: int) -> "tuple[int, tuple[str, ...]]":
         """Return the length, and the note on it if it was assumed; check it and the batch."""
-        from manyheads.errors import UsageError
-
         check_flags(self)
         if fixed and self.length not in (None, fixed):
             raise UsageError(f"--length {self.length}: an image has {fixed} positions here; leave --length out")
@@ -128,12 +169,11 @@ class Count:
 
     def _is_uneven(self) -> bool:
         """Whether layers differ, or have experts or latent attention: only parameters and matrix FLOPs are counted."""
-        from manyheads.errors import UsageError
         from manyheads.models import shape_from_config
         from manyheads.models.refusals import ConfigInvalid
 
         try:
-            shape_from_config(self.target)
+            shape_from_config(str(self.target))
         except ConfigInvalid as refused:
             if "manyheads count config.json" not in refused.remedy:
                 raise
@@ -148,7 +188,6 @@ class Count:
         from manyheads.costs.formulas.decoding import token_cost
         from manyheads.costs.formulas.depth import crossover_length
         from manyheads.costs.formulas.memory import activation_bytes, embedding_table, matrix_parameters
-        from manyheads.errors import UsageError
 
         if self.shapes or self.trips is not None:
             raise UsageError("--shapes and --trips describe a function: give package.module:function as the target")
@@ -179,7 +218,6 @@ class Count:
     def _shape(self) -> "tuple[ModelShape, str]":
         """Return the shape, with notes on what was assumed, and the dtype."""
         from manyheads.costs import ModelShape
-        from manyheads.errors import UsageError
         from manyheads.models.config import load_config
         from manyheads.models.shape import FLOAT32_TAKEN, ITEMSIZES, config_dtype, shape_of
 
@@ -216,15 +254,16 @@ class Count:
     # Functions
 
     def _function_cost(self) -> "Cost":
-        from manyheads.costs.counter import count
-        from manyheads.errors import UsageError
+        from manyheads.costs import count
 
         own = {"target", "shapes", "trips", "convention", "compare", "json"}
-        named = {each.name: each.default for each in fields(self) if each.name not in own}
-        given = [name for name, usual in named.items() if getattr(self, name) != usual]
-        if given:
-            raise UsageError(f"{_flags(given)}: for a transformer only; a function is described by --shapes")
-        function = load_function(self.target)
+        alone = set() if self.shapes or self.trips is not None else {"training", "meta"}
+        self._refuse_others(own | alone, "for a transformer only; a function is described by --shapes")
+        function = load_function(str(self.target))
+        if alone and (made := _made(function)):
+            cost = count(*made, training=self.training, device="meta" if self.meta else None)
+            return cost.to(self._convention("exact"))
+        self._refuse_others(own, "for a function that returns a PyTorch module and a batch")
         arguments = [_parse_shape(text) for text in self.shapes or ()]
         try:
             cost = count(function, *arguments, trips=self.trips)
@@ -238,11 +277,31 @@ class Count:
         return cost.to(self._convention("executed"))
 
 
+def _made(function: Callable[[], Any]) -> Any:
+    """Return the PyTorch module and the batch that a function makes, None if it needs arguments or makes others."""
+    import inspect
+
+    from manyheads.costs.counting import is_torch
+    from manyheads.errors import UsageError
+
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return None
+    made = function if is_torch(function, ()) else function()
+    module, *batch = made if isinstance(made, (tuple, list)) and made else (made,)
+    if not callable(module) or not is_torch(module, ()):
+        return None
+    if not batch:
+        raise UsageError(
+            f"count: {type(module).__name__} without a batch; give a function that returns (module, batch)"
+        )
+    return made
+
+
 def _parse_shape(text: str) -> Any:
     import jax
     import jax.numpy as jnp
-
-    from manyheads.errors import UsageError
 
     match = _SHAPE.fullmatch(text)
     if not match:

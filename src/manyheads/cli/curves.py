@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Union
 import tyro
 
 from manyheads.cli.parsing import OptionalPath, Switch
+from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     from manyheads.curves.curve_files import RunCurves
@@ -65,7 +66,6 @@ class Judge:
         from dataclasses import replace
 
         from manyheads.curves.curve_files import read_runs, with_losses
-        from manyheads.errors import UsageError
         from manyheads.probe.reports.shapes import curves_of
 
         if not self.runs:

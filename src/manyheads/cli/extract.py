@@ -17,6 +17,7 @@ from manyheads._json import Json
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import wrap_output
 from manyheads.cli.parsing import OptionalFloat, OptionalInt, OptionalPath, Switch, load_function
+from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,8 +125,6 @@ class Extract:
 
     def _refuse(self) -> None:
         """Refuse before the first query what would be refused afterwards."""
-        from manyheads.errors import UsageError
-
         if self.output.suffix != ".safetensors":
             raise UsageError(f"--output {self.output}: name a file that ends in .safetensors")
         self._refuse_output()
@@ -133,7 +132,6 @@ class Extract:
 
     def _refuse_output(self) -> None:
         """Refuse files that cannot be written or that another program wrote."""
-        from manyheads.errors import UsageError
         from manyheads.recovery.layers.files import is_layer_file
 
         folder, files = self.output.parent, [self.output.with_suffix(f".{name}") for name in FILES]
@@ -154,29 +152,27 @@ class Extract:
             raise UsageError(f"--output {self.output}: {why}")
 
     def _find(self) -> Target:
-        from manyheads.errors import UsageError
         from manyheads.recovery import load_layer
         from manyheads.recovery.oracle.front_doors import open_oracle
 
+        if not self.oracle:
+            raise UsageError("ORACLE '': expected package.module:function, a saved layer, or a checkpoint folder")
         path = Path(self.oracle)
         if not path.exists():
             if ":" in self.oracle:
                 return Target(self._import())
-            raise UsageError(f"{path}: no such file or folder; give one, or package.module:function")
+            raise UsageError(f"{self.oracle!r}: no such file or folder; give one, or package.module:function")
         if not path.is_dir():
             self._refuse_given(OF_CHECKPOINTS, f"for checkpoint folders only, which {self.oracle} is not")
         self._refuse_given(OF_FUNCTIONS, f"for functions only; {self.oracle} is read from its file")
         return self._open(path) if path.is_dir() else Target(open_oracle(path), lambda: load_layer(path))
 
     def _refuse_given(self, defaults: Mapping[str, object], why: str) -> None:
-        from manyheads.errors import UsageError
-
         if given := ", ".join(f"--{name}" for name, usual in defaults.items() if getattr(self, name) != usual):
             raise UsageError(f"{given}: {why}; leave it out")
 
     def _open(self, path: Path) -> Target:
         """Return a layer of a checkpoint folder."""
-        from manyheads.errors import UsageError
         from manyheads.recovery.oracle.checkpoint_layers import is_stored, true_layer
         from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 
@@ -190,7 +186,6 @@ class Extract:
         """Return a function, or a module of PyTorch, with the properties that its attributes and the flags state."""
         from dataclasses import replace
 
-        from manyheads.errors import UsageError
         from manyheads.recovery.oracle.front_doors import is_module, open_oracle
 
         given = load_function(self.oracle)
@@ -244,8 +239,6 @@ class Extract:
 def _read_table(path: Path) -> "np.ndarray":
     """Return the embeddings of a file; pickled objects are refused."""
     import numpy as np
-
-    from manyheads.errors import UsageError
 
     try:
         table = np.load(path, allow_pickle=False)

@@ -83,7 +83,7 @@ def suggest(typed: str, known: Iterable[str]) -> str:
     >>> suggest("--optimzer", ["--optimizer", "--json"]), suggest("zebra", ["--json"])
     ('; did you mean --optimizer?', '')
     """
-    names = sorted(set(known))
+    names = sorted(set(known)) if typed else []
     near = [name for name in names if name.startswith(typed)][:3] or difflib.get_close_matches(typed, names, n=2)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 

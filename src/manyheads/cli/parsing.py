@@ -153,7 +153,11 @@ EXPECTED = (
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 \2: expected an integer"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 \2: expected a number"),
     (r"Error parsing (\S+): (.*) names no file or folder;", r"\1 \2 names no file or folder;"),
-    (r"Error parsing (\S+): no type matching \{?(.*?)\}? could be instantiated from \[(.*)\]\.", r"\1 \3: expected \2"),
+    (
+        r"Error parsing (.+): no type matching .*PATH.* could be instantiated from \[.*''.*\]\.",
+        r"\1 '' names no file or folder; '.' is the working folder",
+    ),
+    (r"Error parsing (.+): no type matching \{?(.*?)\}? could be instantiated from \[(.*)\]\.", r"\1 \3: expected \2"),
     (r"Missing from .*?: (\S+) (.*)\. \(required\)", r"\1 is missing: \2"),
     (r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", r"\1 \2: cannot be read"),
     (r"^Unrecognized options", "unknown options"),

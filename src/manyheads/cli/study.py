@@ -61,6 +61,7 @@ class List:
         if not found:
             patterns = self.patterns or ()
             hint = suggest(patterns[0], [*STUDIES, *(name.partition("/")[0] for name in STUDIES)])
+            hint = hint or "; expected a wing, a part of a name or of a claim, or a name with * and ?"
             raise UsageError(f"no study matches {' or '.join(map(repr, patterns))}{hint}")
         if self.json:
             print(json.dumps([{"study": name, "claim": entry.claim} for name, entry in found.items()], indent=1))
@@ -71,7 +72,7 @@ class List:
     def _matches(self, name: str) -> bool:
         """Tell whether any pattern fits, all names if there is none."""
         wing, claim = name.partition("/")[0], STUDIES[name].claim.lower()
-        plain = {each for each in self.patterns or () if not set(each) & set("*?[")}
+        plain = {each for each in self.patterns or () if each and not set(each) & set("*?[")}
         parts = any(each in (wing, name) or each.lower() in f"{name} {claim}" for each in plain)
         return not self.patterns or parts or any(fnmatch(name, each) for each in set(self.patterns) - plain)
 
@@ -119,8 +120,7 @@ class Options:
         False, "Refuse to go on with a run whose units were computed under other versions of what the numbers depend on"
     )
     work_only: Switch = flag(
-        False,
-        "Compute missing units that nobody has claimed, and compare nothing; SIGTERM leaves after those at hand",
+        False, "Compute missing units that nobody has claimed, and compare nothing; SIGTERM leaves after those at hand"
     )
     offset: int = flag(0, least=0, about="With --work-only: the number of this process among those that start together")
     expect: Annotated[Optional[str], ABSENT] = flag(

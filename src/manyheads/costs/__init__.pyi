@@ -1,5 +1,5 @@
 from .cost import Cost as Cost
-from .counter import count as count
+from .counting import count as count
 from .formulas.attention import attention_cost as attention_cost
 from .formulas.decoding import generation_cost as generation_cost
 from .formulas.decoding import kv_cache_bytes as kv_cache_bytes

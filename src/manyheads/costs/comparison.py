@@ -8,10 +8,10 @@ from manyheads.costs.cost import Cost
 def compare_conventions(cost: Cost) -> dict[str, int | None]:
     """Read one cost under every preset that can read it; None where halving gives no integer."""
     counts: dict[str, int | None] = {}
-    for name, preset in PRESETS.items():
-        if preset.convention.executed == cost.convention.executed:
+    for name in PRESETS:
+        if cost.reads(name):
             try:
-                counts[name] = cost.to(preset.convention).flops
+                counts[name] = cost.to(name).flops
             except ConventionError:
                 counts[name] = None
     return counts

@@ -18,11 +18,13 @@ Stage = Literal["forward", "backward", "idle", "scores-again", "block-again", "l
 # The stages that each answer about recomputation counts. "last" is the product that ends a block: its result is an
 # output that was stored anyway, so an implementation that recomputes only what it needs leaves it out.
 BLOCK, SCORES = ("block-again", "last-again"), ("scores-again",)
-RECOMPUTED: dict[str, tuple[str, ...]] = {"none": (), "scores": SCORES, "block": BLOCK, "executed": ()}
+RECOMPUTED: dict[str, tuple[str, ...]] = {"none": (), "scores": SCORES, "block": BLOCK, "executed": BLOCK}
 RECOMPUTED |= {"block-needed": BLOCK[:1], "block+scores": BLOCK + SCORES}
 LOOP = "a while loop"  # with which the reasons begin that a trip count removes
+TRACED = ("exact", "halved", "dense", "mac", "executed", "executed-mac")  # conventions that a traced module answers
 FIGURES = ("flops", "elementwise", "transcendental", "bytes")
-BYTES = {
+BYTES: dict[bool | None, str] = {
+    None: "not counted",
     True: "compulsory traffic: every needed input, constant and result of one call once",
     False: "compulsory traffic: every input, matrix and result of one call once; biases and norm gains left out",
 }
@@ -44,6 +46,7 @@ class Item:
     transcendental: Tally = NOTHING  # not contained in `elementwise`
     bytes: int = 0  # compulsory traffic
     embedding: bool = False  # whether the work exists only if a token embedding is a product with one-hot rows
+    module: str = ""  # path of the PyTorch module that does the work
 
     def counted(self, convention: Convention) -> bool:
         """Tell whether `convention` counts this item's work (its bytes are always counted)."""
@@ -74,9 +77,9 @@ _AMOUNTS = ("macs", "scores", "elementwise", "transcendental", "bytes")
 
 def merge(items: Iterable[Item]) -> tuple[Item, ...]:
     """Add up items of the same name and stage, in the order of their first appearance."""
-    merged: dict[tuple[str, str, bool], Item] = {}
+    merged: dict[tuple[str, str, bool, str], Item] = {}
     for item in items:
-        key = (item.name, item.stage, item.embedding)
+        key = (item.name, item.stage, item.embedding, item.module)
         merged[key] = merged[key].plus(item) if key in merged else item
     return tuple(merged.values())
 
@@ -97,6 +100,8 @@ class Cost(Shown):
         What a reader must know beside the figures.
     unknown
         Parts whose cost is not determined. If there are any, every figure is refused; `lower_bound` gives what is sure.
+    traced
+        Whether a PyTorch module was traced: its masks and what it recomputes are known, and nothing else of a formula.
 
     Examples
     --------
@@ -109,6 +114,7 @@ class Cost(Shown):
     convention: Convention = field(default_factory=Convention)
     notes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    traced: bool = False
 
     @property
     def flops(self) -> int:
@@ -140,7 +146,8 @@ class Cost(Shown):
     def _refuse_unknown(self) -> None:
         if self.unknown:
             trips = ", or state the trip count" if any(part.startswith(LOOP) for part in self.unknown) else ""
-            raise UnknownCost(f"the cost is not determined: {'; '.join(self.unknown)}. Take lower_bound(){trips}")
+            remedy = "" if self.traced else f". Take lower_bound(){trips}"
+            raise UnknownCost(f"the cost is not determined: {'; '.join(self.unknown)}{remedy}")
 
     def lower_bound(self) -> "Cost":
         """Return the cost with every undetermined part left out, which then stands in the notes."""
@@ -161,8 +168,9 @@ class Cost(Shown):
         16
         """
         target = find_convention(convention)
-        if target.executed != self.convention.executed:
-            have = "a program as it runs" if self.convention.executed else "a formula"
+        if not self.reads(convention):
+            program = self.traced or self.convention.executed
+            have = "a program as it runs" if program else "a formula"
             raise ConventionError(
                 f"a count of {have} cannot be read as {target.name!r} ({target.describe()}): it does not say which "
                 "products are masked, recomputed or idle. Use the closed forms for that, and 'executed' or "
@@ -170,15 +178,37 @@ class Cost(Shown):
             )
         return replace(self, convention=target)
 
+    def reads(self, convention: str | Convention) -> bool:
+        """Tell whether the parts answer the questions of a convention."""
+        target = find_convention(convention)
+        if self.traced:
+            return convention != "palm" and any(target == find_convention(name) for name in TRACED)
+        return target.executed == self.convention.executed
+
+    def by_module(self, depth: int | None = None) -> "Cost":
+        """Name the items by the PyTorch module that does their work, `depth` names deep (None: the whole path).
+
+        UsageError if the parts have no modules: of a closed form or a function.
+        """
+        if not any(item.module for item in self.items):
+            raise UsageError("by_module: no part of this cost belongs to a module; count a torch.nn.Module")
+
+        def name(item: Item) -> str:
+            return ".".join(item.module.split(".")[:depth]) or item.name
+
+        return replace(self, items=merge(replace(item, name=name(item), module="") for item in self.items))
+
     def __add__(self, other: "Cost") -> "Cost":
         if not isinstance(other, Cost):
             return NotImplemented
         if other.convention != self.convention:
             names = f"{self.convention.name} and {other.convention.name}"
             raise ConventionError(f"costs of different conventions do not add: {names}; convert one with .to")
+        if self.items and other.items and self.traced != other.traced:
+            raise ConventionError("a traced module and a formula do not add: neither knows what the other recomputes")
         notes, unknown = (*self.notes, *other.notes), (*self.unknown, *other.unknown)
         texts = tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(unknown))
-        return Cost(merge((*self.items, *other.items)), self.convention, *texts)
+        return Cost(merge((*self.items, *other.items)), self.convention, *texts, self.traced or other.traced)
 
     def __mul__(self, times: int) -> "Cost":
         if isinstance(times, bool) or not isinstance(times, int):
@@ -201,7 +231,7 @@ class Cost(Shown):
         known = self.lower_bound()
         figures: dict[str, Any] = _figures(known) if not self.unknown else {"lower_bound": _figures(known)}
         texts = {"unknown": list(self.unknown), "notes": list(self.notes)}
-        moved = {"bytes_convention": BYTES[self.convention.executed]}
+        moved = {"bytes_convention": BYTES[None if self.traced else self.convention.executed]}
         return {**figures, "convention": convention, "items": known.breakdown(), **texts, **moved}
 
     def table(self, shares: bool = True) -> str:
@@ -222,7 +252,7 @@ class Cost(Shown):
         lines = [
             render_table(columns[:last], [row[:last] for row in rows]),
             f"convention {self.convention.name}: {self.convention.describe()}",
-            f"bytes: {BYTES[self.convention.executed]}",
+            f"bytes: {BYTES[None if self.traced else self.convention.executed]}",
         ]
         lines += [f"unknown: {part}" for part in self.unknown] + [f"note: {note}" for note in self.notes]
         return "\n".join(lines)

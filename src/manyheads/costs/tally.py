@@ -38,7 +38,7 @@ class Tally:
 
     def products(self, causal: Causal) -> int:
         """Read the amount as a number of products."""
-        if causal == "exact":
+        if causal in ("exact", "executed"):
             return self.exact
         if causal == "halved":
             if self.doubled_halved % 2:
@@ -49,7 +49,7 @@ class Tally:
 
     def elementwise(self, causal: Causal) -> int:
         """Read the amount as elementwise work: there are no half scores, so "halved" reads "exact"."""
-        return self.exact if causal in ("exact", "halved") else self.dense
+        return self.dense if causal == "dense" else self.exact
 
 
 NOTHING = Tally()

@@ -39,7 +39,7 @@ def load_text(path: str | Path | None = None) -> Text:
     ('pydoc_data.topics', True, 64)
     """
     if path is None:
-        from pydoc_data.topics import topics
+        from pydoc_data.topics import topics  # here: half a megabyte of strings that only a training run needs
 
         return make_text(DEFAULT_NAME, "".join(topics[key] for key in sorted(topics)))
     if Path(path).exists() and not Path(path).is_file():

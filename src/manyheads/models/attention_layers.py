@@ -79,7 +79,7 @@ def attention_config(config: ModelConfig, layer: int, *, any_score: bool = False
         )
     if not 0 <= layer < values["layers"]:
         raise UsageError(f"layer {layer} of a model with layers 0 to {values['layers'] - 1}")
-    scale = values["key_dim"] ** -0.5 if values.get("scaled", True) else 1.0
+    scale = values.get("scale_dim", values["key_dim"]) ** -0.5 if values.get("scaled", True) else 1.0
     if values.get("scaled_by_layer"):
         scale /= layer + 1
     return AttentionConfig(
@@ -90,7 +90,7 @@ def attention_config(config: ModelConfig, layer: int, *, any_score: bool = False
         scale=scale,
         causal=config.causal,
         window=config.window(layer),
-        rotary=_rotary(config),
+        rotary=_rotary(config, layer),
         norm=family.norm,
         norm_eps=float(values["eps"]),
         norm_place="post" if config.post_norm else "pre",
@@ -131,9 +131,9 @@ def unread(config: ModelConfig, *, any_score: bool = False, norms: bool = True) 
     return _BEYOND[roles[0]] if roles else ""
 
 
-def _rotary(config: ModelConfig) -> Rotary | None:
+def _rotary(config: ModelConfig, layer: int) -> Rotary | None:
     values, raw, path = config.values, config.raw, config.path
-    if "rotary_theta" not in values:
+    if not config.is_rotary(layer):
         return None
     # transformers 5 gathers everything in rope_parameters; before, rope_scaling held what departs from the default.
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}

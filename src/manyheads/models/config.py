@@ -136,6 +136,17 @@ class ModelConfig:
             slides = layer >= self.values.get("window_from_layer", 0)
         return window if slides else None
 
+    def is_rotary(self, layer: int) -> bool:
+        """Tell whether a layer turns queries and keys by their positions."""
+        if not (period := self.values.get("rotary_period")):
+            return "rotary_theta" in self.values
+        turned, layers = self.raw.get("no_rope_layers"), self.values["layers"]  # 1 where they are turned
+        if turned is None:  # the last layer of a period has no positions
+            return (layer + 1) % period != 0
+        if not isinstance(turned, list) or len(turned) != layers or any(each not in (0, 1) for each in turned):
+            raise ConfigInvalid(self.path, f"no_rope_layers is {shown(turned)}, expected {layers} numbers 0 or 1")
+        return bool(turned[layer])
+
     def windows(self) -> set[int | None]:
         """Return the windows that occur in some layer."""
         types, layers = self._layer_types(), self.values["layers"]

@@ -32,7 +32,8 @@ EXPERT_ROLES = (Role.EXPERT_IN, Role.EXPERT_OUT)
 PRODUCTS = frozenset({*(role for role in Role if role.sort == "linear"), *EXPERT_ROLES})
 """Roles whose weights are multiplied with a token, as the forward passes of transformers show."""
 
-UNCOUNTED = ("eps", "rotary_theta", "rotary_fraction", "rotary_dims", "scaled", "scaled_by_layer", "scale_embedding")
+_ROTARY = ("rotary_theta", "rotary_fraction", "rotary_dims", "rotary_period")
+UNCOUNTED = ("eps", *_ROTARY, "scaled", "scaled_by_layer", "scale_dim", "scale_embedding")
 """Values of a configuration on which no count depends."""
 
 

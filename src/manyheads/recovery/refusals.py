@@ -6,7 +6,7 @@ pass, the refusal carries it as `result`, for a reader who wants to look at it.
 
 from typing import Any, SupportsFloat
 
-from manyheads.errors import CertificateError, ManyheadsError
+from manyheads.errors import CertificateError, ManyheadsError, UsageError
 
 
 class RecoveryRefused(CertificateError):
@@ -21,6 +21,10 @@ class RecoveryRefused(CertificateError):
     def __init__(self, message: str, measured: SupportsFloat = 0.0, threshold: SupportsFloat = 1.0, result: Any = None):
         super().__init__(message, measured=float(measured), threshold=float(threshold))
         self.result = result
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keep figures, result and notes when the error travels back from another process."""
+        return type(self), (self.message, self.measured, self.threshold), vars(self)
 
     @classmethod
     def if_above(cls, measured: SupportsFloat, threshold: SupportsFloat, message: str) -> None:
@@ -85,3 +89,11 @@ class BudgetSpent(ManyheadsError, RuntimeError):
 
 class LimitError(ManyheadsError, ValueError):
     """The limits of a server leave no room for what has to be asked; nothing beyond them was asked."""
+
+
+def check_positive(owner: object, *names: str, none: str = "") -> None:
+    """Refuse settings that are no positive numbers, of which infinity is one; None may be one that means `none`."""
+    for name in names:
+        value = getattr(owner, name)
+        if not ((value is None and none) or (isinstance(value, SupportsFloat) and float(value) > 0)):
+            raise UsageError(f"{name}={value!r}: expected a positive number{none and f', or None for {none}'}")

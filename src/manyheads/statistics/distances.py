@@ -74,7 +74,9 @@ def squared_distance(first: np.ndarray, second: np.ndarray) -> SquaredDistance:
     """
     values, wanted = (np.asarray(part, np.float64).reshape(len(part), -1) for part in (first, second))
     if len(values) < 3 or len(wanted) == 2:
-        raise UsageError(f"{len(values)} and {len(wanted)} samples: expected three or more, or a single, exact second")
+        raise UsageError(
+            f"{len(values)} and {len(wanted)} samples: expected three of each, or one exact in second place"
+        )
     if not all((np.abs(part) < LARGEST).all() for part in (values, wanted)):
         raise UsageError(f"samples are NaN or beyond {LARGEST:g}: squares of them are no numbers; rescale both samples")
     gap = values.mean(0) - wanted.mean(0)

@@ -10,6 +10,7 @@ from scipy import stats
 
 from manyheads._arrays import takes_arrays
 from manyheads._namespaces import Floats
+from manyheads._overview import distinct_texts
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics.intervals import (
     Interval,
@@ -168,7 +169,8 @@ def fit_exponent_to_means(
     if np.any(errors < 0) or not np.all(np.asarray(dof) > 0):
         raise UsageError("errors must not be negative and degrees of freedom must be positive")
     if np.any(relative > LARGEST_RELATIVE_ERROR):
-        given = f"a mean with a relative error of {relative.max():.2g}, above 1/3, is not resolved from zero"
+        largest, _ = distinct_texts(float(relative.max()), LARGEST_RELATIVE_ERROR, digits=2)
+        given = f"a mean with a relative error of {largest}, above 1/3, is not resolved from zero"
         raise UsageError(f"{given}: add replicates at that size or leave it out")
     known = np.all(np.isinf(dof)) and np.all(relative > 0)
     basis = _Basis.of(sizes, logs.size, (relative.min() / relative) ** 2 if known else None)

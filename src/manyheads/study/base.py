@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform, get_args
 
 from manyheads._constraints import check_fields
 from manyheads._user_modules import load_file
@@ -152,10 +152,11 @@ class Study(abc.ABC):
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset, claims: Claims = None) -> tuple[Panel, ...]:
         """Return the pictures of the report as data: the study's own, then those of claims and of variables."""
+        from manyheads.study.panels import Panel
         from manyheads.study.reporting.standard import standard_panels
 
         with _on_grid(self, predicted, trained) as data:
-            own = tuple(self.pictures(*data))
+            own = all_of(self.pictures(*data), Panel, "pictures")
             return (*own, *standard_panels(self.claims(*data) if claims is None else claims, *data, own))
 
     def inputs(self) -> dict[str, str]:
@@ -183,13 +184,29 @@ def _on_grid(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> Iterat
 
 def evaluated_claims(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Claim, ...]:
     """Return the claims of a study with what was measured."""
+    from manyheads.study.claims import Claim
+
     with _on_grid(study, predicted, trained) as data:
-        return tuple(study.claims(*data))
+        return all_of(study.claims(*data), Claim, "claims")
+
+
+def all_of(found: object, kind: Any, method: str) -> tuple[Any, ...]:
+    """Return what a method of a study yields; UsageError if it is not of the kind, a class or a union of classes."""
+    names = " or ".join(each.__name__ for each in get_args(kind) or (kind,))
+    if not isinstance(found, Iterable):
+        raise UsageError(f"{method}() returns {type(found).__name__}: expected to yield {names}")
+    values = tuple(found)
+    for each in (each for each in values if not isinstance(each, kind)):
+        given = " ".join(repr(each).split())
+        raise UsageError(f"{method}() yields {type(each).__name__} {given:.60}: expected {names}")
+    return values
 
 
 def decide(study: Study, predicted: xr.Dataset, trained: xr.Dataset, claims: Claims = None) -> tuple[Verdict, ...]:
     """Return the verdicts of a study; outside its default configurations only derived expectations are kept."""
-    verdicts = tuple(study.compare(predicted, trained, claims))
+    from manyheads.study.verdicts import Verdict
+
+    verdicts = all_of(study.compare(predicted, trained, claims), Verdict, "compare")
     if is_default(study):
         return verdicts
     return tuple(verdict if verdict.derived else dataclasses.replace(verdict, expected=None) for verdict in verdicts)

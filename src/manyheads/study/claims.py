@@ -45,7 +45,7 @@ class Region(NamedTuple):
 def near(target: SupportsFloat, tolerance: Any) -> Region:
     """Return the region within a tolerance of a target; (below, above) where they differ, either may be infinite."""
     several = isinstance(tolerance, tuple)
-    return Region(float(target), (float(tolerance[0]), float(tolerance[1])) if several else float(tolerance))
+    return Region(float(target), tuple(map(float, tolerance)) if several else float(tolerance))  # type: ignore[arg-type]
 
 
 def above(bound: SupportsFloat) -> Region:
@@ -181,12 +181,15 @@ class Claim:
             return Verdict.from_interval(self.text, interval, **known, **stated)
         if (dims := getattr(found, "dims", ())) not in ((), ("replicate",)):
             raise UsageError(f"claim {self.text!r}: measured over {dims}; average over all but replicates")
-        values = np.asarray(found, dtype=np.float64)
+        wanted = "one number, (replicates,) or an interval"
+        try:
+            values = np.asarray(found, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise UsageError(f"claim {self.text!r}: measured {found!r:.60}; expected {wanted}") from None
         if values.ndim == 0:
             self._refuse_sample_options("one number")
             return Verdict.exact(self.text, float(values), **stated)
         if values.ndim > 1:
-            wanted = "one number, (replicates,) or an interval"
             raise UsageError(f"claim {self.text!r}: measured shape {values.shape}; expected {wanted}")
         usable = int((np.isfinite(values) & ((values > 0) | (self.scale == "linear"))).sum())
         if usable < max(values.size, 1):

@@ -7,8 +7,9 @@ into its title, so that no title asserts what the data do not say. A report need
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from manyheads._arrays import takes_arrays
@@ -59,8 +60,16 @@ class _Panel:
     kind: ClassVar[str]
 
     def to_json(self) -> dict[str, Json]:
-        """Return the panel as JSON can hold it; NaN becomes null."""
-        return {"kind": self.kind, **json_ready(asdict(self))}  # type: ignore[call-overload]
+        """Return the panel as JSON can hold it; NaN becomes null. UsageError for a part that is of another type."""
+        try:
+            data = {"kind": self.kind, **json_ready(asdict(self))}  # type: ignore[call-overload]
+            _check_parts(data)
+        except (TypeError, ValueError) as error:
+            what, kind = f"{getattr(self, 'title', '')!r:.60}: {error}", type(self).__name__
+            raise UsageError(
+                f"{self.kind} {what}; expected texts, numbers and tuples of them as help({kind})"
+            ) from error
+        return data
 
 
 @dataclass(frozen=True)
@@ -215,6 +224,18 @@ def panel_from_json(data: dict[str, Json]) -> Panel:
     if "limits" in data:  # null is absent here, not NaN
         values["limits"] = data["limits"] and (float(data["limits"][0]), float(data["limits"][1]))
     return KINDS[kind](**values)
+
+
+def _check_parts(data: Json, field: str = "") -> None:
+    """Raise a ValueError for an entry of a panel's JSON of another type than its field has."""
+    if isinstance(data, list):
+        for entry in data:
+            _check_parts(entry, field)
+    elif isinstance(data, dict):
+        for each in fields(KINDS.get(data.get("kind", ""), Curve)):
+            _check_parts(data[each.name], f"{each.name}: {each.type}")
+    elif not isinstance(data, float | int | None if re.search(": .*(float|int|bool)", field) else str):
+        raise ValueError(f"{field} holds {data!r:.60}")
 
 
 @takes_arrays

@@ -82,8 +82,8 @@ class TransformerConfig:
         check_fields(self)
         other = self.shape.key_heads not in (None, self.shape.heads) or self.shape.hidden not in (None, self.hidden)
         if other or self.shape.query_rank or self.shape.key_value_rank:
-            remedy = "leave key_heads, hidden and ranks out"
-            raise UsageError(f"{self.shape}: here every head has keys, and mlp_ratio gives the MLP; {remedy}")
+            here = "here every head has keys and values, and the MLP is mlp_ratio times as wide"
+            raise UsageError(f"{self.shape}: {here}; leave key_heads, hidden and ranks out")
         if isinstance(self.inputs, VectorInput) and self.inputs.dim != self.shape.width:
             given = f"vectors of {self.inputs.dim} numbers and a stream of width {self.shape.width}"
             raise UsageError(f"{given}: make them equal, or read the vectors in by PatchInput")

@@ -108,7 +108,10 @@ class Transformer(eqx.Module):
         patterns: bool = False,
         padding_mask: "Bool[ArrayLike, '... tokens'] | None" = None,
     ) -> Record:
-        """Compute the outputs and keep what every block computed, with `patterns` L H T^2 numbers a sequence too."""
+        """Compute the outputs and keep what every block computed, with `patterns` L H T^2 numbers a sequence too.
+
+        What is recorded at padding means nothing.
+        """
         return _run(self, x, padding_mask, "patterns" if patterns else "layers")
 
     def _scales(self) -> Scaling:

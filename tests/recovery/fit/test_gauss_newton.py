@@ -160,3 +160,15 @@ def test_bad_weights_and_settings_are_refused(rng):
         fit_gauss_newton(truth, x, y, weights=-np.ones((5, 3)))
     with pytest.raises(UsageError, match="steps"):
         GaussNewtonSettings(steps=0)
+    for name in ("tolerance", "flat", "gain", "damping"):
+        for wrong in (0.0, np.nan, None):
+            with pytest.raises(UsageError, match=f"{name}=.*: expected a positive number$"):
+                GaussNewtonSettings(**{name: wrong})
+
+
+@pytest.mark.parametrize("name", ["tolerance", "flat", "gain", "damping"])
+def test_an_infinite_setting_ends_the_fit_where_it_starts(rng, name):
+    truth, x, y = problem(rng, {})
+    start = moved(rng, truth, 0.1)
+    fit = fit_gauss_newton(start, x, y, settings=GaussNewtonSettings(steps=3, **{name: np.inf}))
+    assert fit.error == fit.errors[0]

@@ -60,6 +60,30 @@ def test_the_sub_module_is_the_layer_that_its_weights_say(family, saved, rng):
     assert np.abs(y - expected).max() <= (1e-6 if oracle.rotary else 1e-12) * np.abs(y).max()
 
 
+@pytest.mark.parametrize("stated", [{"no_rope_layer_interval": 2}, {"no_rope_layers": [1, 0]}])
+def test_layers_of_smollm3_have_positions_or_none(stated, rng, tmp_path):
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = transformers.SmolLM3Config(
+        **sizes, intermediate_size=8, vocab_size=11, pad_token_id=0, bos_token_id=1, eos_token_id=2, **stated
+    )
+    torch.manual_seed(0)
+    model = transformers.SmolLM3ForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.4)
+    model.save_pretrained(tmp_path)
+    x = rng.normal(size=(3, 6, 16))
+    for layer, turned in enumerate((True, False)):
+        oracle, truth = checkpoint_oracle(tmp_path, layer), true_layer(tmp_path, layer)
+        assert oracle.rotary is turned
+        expected = truth(x) if turned else evaluate_layer(truth, x)
+        assert np.abs(oracle(x) - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
 def test_a_block_sees_its_tokens_through_the_norm(family, saved, rng):
     path = saved(family)

@@ -183,6 +183,7 @@ def test_what_is_no_layer_is_refused_before_it_is_asked(tmp_path):
         (np.tanh, None, None): "no attribute dim",
         (np.tanh, 8, 1): "of models only",
         (str(tmp_path / "absent"), None, None): "no such file or folder",
+        ("", None, 0): "the path is empty: give a checkpoint folder",
         (str(tmp_path / "layer.safetensors"), None, 0): "holds one layer",
         (torch.nn.Linear(4, 8), None, None): "does not show its token dimension: of the widths .4. of its linear maps",
         (torch.nn.Linear, 4, None): "the class Linear, not an object of it",

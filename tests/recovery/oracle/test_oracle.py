@@ -6,7 +6,7 @@ import pytest
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery import evaluate_layer, gpt_layer
+from manyheads.recovery import ExtractionOptions, evaluate_layer, gpt_layer
 from manyheads.recovery.oracle.oracle import Budget, Counts, Oracle, OracleSettings
 from manyheads.recovery.refusals import BudgetSpent, OracleError
 
@@ -160,12 +160,32 @@ def test_a_budget_is_never_overdrawn(budget, word):
         lambda: Oracle(fail, 2)(np.ones((1, 1, 2)), read="first"),
         lambda: OracleSettings(batch=0),
         lambda: OracleSettings(dtype="int32"),
+        lambda: OracleSettings(dtype="no dtype"),
         lambda: Budget(calls=0),
     ],
 )
 def test_what_cannot_be_meant_is_refused(wrong):
     with pytest.raises(UsageError):
         wrong()
+
+
+def test_budgets_may_be_infinite_and_others_are_refused_by_the_name_that_was_written():
+    oracle = Oracle(lambda x: x, 2, OracleSettings(budget=Budget(calls=np.inf, tokens=np.inf, seconds=np.inf)))
+    assert oracle(np.ones((3, 1, 2))).shape == (3, 2)
+    ExtractionOptions(most_calls=np.inf, most_tokens=np.float32(np.inf), most_seconds=float("inf"))
+    for name in ("most_calls", "most_tokens", "most_seconds"):
+        for wrong in (0, -1.0, np.nan, "many"):
+            with pytest.raises(UsageError, match=f"{name}=.*expected a positive number, or None for no limit"):
+                ExtractionOptions(**{name: wrong})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, "f4", "single", np.dtype("float32"), "float32"])
+def test_every_spelling_of_a_dtype_is_the_dtype(dtype):
+    given = []
+    Oracle(lambda x: given.append(x.dtype) or x, 2, OracleSettings(dtype=dtype))(np.ones((1, 1, 2)))
+    assert given == [np.float32]
+    assert OracleSettings(dtype=dtype).dtype == ExtractionOptions(dtype=dtype).dtype == "float32"
+    assert np.dtype(OracleSettings(dtype="longdouble").dtype) == np.longdouble
 
 
 def test_a_question_that_is_not_finite_never_reaches_the_function():

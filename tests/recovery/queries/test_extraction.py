@@ -192,9 +192,10 @@ def test_a_second_certificate_is_drawn_and_no_third(layer, function, monkeypatch
 
 
 def test_a_mistake_of_ours_is_no_refusal(layer, function, monkeypatch):
-    Script(layer, monkeypatch, subspaces=[ValueError("operands could not be broadcast together")])
-    with pytest.raises(ValueError, match="broadcast"):
-        extract_layer(function, DIM)
+    for error in (ValueError("operands could not be broadcast together"), np.exceptions.AxisError(3, 2)):
+        Script(layer, monkeypatch, subspaces=[error])
+        with pytest.raises(type(error), match=r"broadcast|out of bounds"):
+            extract_layer(function, DIM)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +244,9 @@ def test_what_contradicts_is_refused(function, rng):
     both = gpt_layer(rng, DIM, 2, causal=False)
     with pytest.raises(NotALayer, match="is not causal, and was said to be"):
         extract_layer(lambda x: evaluate_layer(both, x), DIM, options=ExtractionOptions(causal=True))
-    with pytest.raises(NotALayer, match="is causal, and was said not to be"):
+    with pytest.raises(NotALayer, match="is causal, and was said not to be") as refused:
         extract_layer(function, DIM, options=ExtractionOptions(causal=False))
+    assert (refused.value.measured, refused.value.threshold) == (1.0, 0.0)
     for wrong in ({"method": "magic"}, {"noise": -1.0}, {"noise": 1.0}, {"seed": -1}, {"seed": 1.5}):
         with pytest.raises(UsageError):
             extract_layer(function, DIM, **wrong)

@@ -4,7 +4,7 @@ import numpy as np
 
 from manyheads.recovery import planted_layer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import read_sums
+from manyheads.recovery.queries.values.projection_sum import Sums, read_sums
 
 
 def test_sum_of_projections_and_bias_of_a_planted_layer(rng):
@@ -16,3 +16,17 @@ def test_sum_of_projections_and_bias_of_a_planted_layer(rng):
     assert (oracle.total.calls, oracle.total.tokens) == (10, 10)
     x = rng.normal(size=(2, 9))
     np.testing.assert_allclose(sums.read(x), x @ layer.projection.sum(0) + layer.bias, rtol=0, atol=1e-12)
+
+
+def test_curvature_is_the_relative_distance_from_the_affine_map(rng):
+    """Answers 1.25 x W + c are a quarter of x W off, whatever c is; affine ones are not."""
+    sums = Sums(rng.normal(size=(5, 5)), 10 * rng.normal(size=5))
+    for factor, expected in ((1.25, 0.25), (0.0, 1.0), (1.0, 0.0)):
+        ask = lambda x, read, factor=factor: factor * x[:, -1] @ sums.projection + sums.bias  # noqa: E731
+        assert abs(sums.curvature(ask, rng, 3) - expected) < 1e-13
+
+
+def test_projections_are_split_by_their_output_spaces(rng):
+    parts = [rng.normal(size=(6, rank)) @ rng.normal(size=(rank, 6)) for rank in (2, 3)]
+    spaces = [np.linalg.svd(part)[2][:rank] for part, rank in zip(parts, (2, 3), strict=True)]
+    np.testing.assert_allclose(Sums(sum(parts), np.zeros(6)).split(spaces).projection, parts, rtol=0, atol=1e-12)

@@ -8,7 +8,7 @@ from manyheads.recovery import ExtractionOptions, extract_layer
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.refinement import fitted_weights, refine_layer
+from manyheads.recovery.queries.refinement import fitted_weights, refine_layer, refinement_work
 from manyheads.recovery.queries.rotary.tangent import RotaryTangent, RotaryWeights
 from manyheads.studies.recovery.noisy_extraction import Server, build_layer, least_calls
 
@@ -87,3 +87,11 @@ def test_an_extraction_behind_noise_is_refined(rng):
     x = rng.standard_normal((50, 32, 8))
     rest = found.layer(x) - layer(x)
     assert np.mean(rest**2) < 0.5 * 1e-12
+
+
+def test_the_work_of_a_refinement_is_counted():
+    """200 products with the Jacobian, each of four d x d maps of every token of every head, at two operations."""
+    dim, heads, excess = 64, 4, 12
+    weights = heads * (2 * dim**2 + dim) + dim
+    sequences = -(-excess * weights // (4 * dim))
+    assert refinement_work(dim, heads, excess) == 200 * (4 * sequences) * heads * 4 * (2 * dim**2)

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import least_squares
 
 from manyheads.errors import ShapeError
-from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, fit_nets, net_amplification
+from manyheads.recovery.queries.nets.sigmoid_network import NetDesign, PairNets, fit_nets, net_amplification
 
 
 def draw(rng, rows=24, width=4, heads=3, outputs=7, shifts=0.0, centred=False):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, fit_nets
-from manyheads.recovery.queries.warm_start import MARGIN, follow_nets, match_net
+from manyheads.recovery.queries.nets.sigmoid_network import NetDesign, PairNets, fit_nets
+from manyheads.recovery.queries.nets.warm_start import MARGIN, follow_nets, match_net
 
 
 def draw(rng, rows=24, width=4, heads=3, outputs=7, shifts=0.0, centred=False):

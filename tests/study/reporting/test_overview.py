@@ -175,3 +175,6 @@ def test_titles_of_pictures_say_what_was_decided_on_the_claims_they_show():
     assert title("std") == "Refuted: the std is small"
     assert title("the mean") == "Undecided: the mean is small"
     assert title("bias", "std") == "Sizes (1 of 2 claims hold, 1 refuted)"
+
+    pair = [Listing(name, ("size",), (("1",),), shows=("std",)) for name in ("Top", "Bottom")]
+    assert [panel.title for panel in state_findings(pair, verdicts)] == ["Top (refuted)", "Bottom (refuted)"]

@@ -12,6 +12,7 @@ import tyro
 from manyheads._json import Json, json_ready
 from manyheads._overview import render_table
 from manyheads.cli.parsing import OptionalPath, Switch
+from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -88,8 +89,6 @@ class Verify:
 
 def given_checkpoints(paths: tuple[Path, ...] | None) -> list[Source]:
     """Return the checkpoints of the command line, of a folder of checkpoints all; UsageError if there is none."""
-    from manyheads.errors import UsageError
-
     if not paths:
         raise UsageError("CHECKPOINT is missing: give files or folders in safetensors format")
     found: list[Source] = []

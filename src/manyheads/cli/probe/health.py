@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Union
 import tyro
 
 from manyheads.cli.parsing import OptionalInt, Switch
+from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -24,7 +25,7 @@ class Health:
     named, with its false-alarm rate; no alarm says anything about the final loss.
     """
 
-    recording: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECORDING", help_behavior_hint="")]
+    recording: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECORDING", help_behavior_hint="")]
     """Folder of a recording."""
     clean: Annotated[Union[None, tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")] = None
     """Recordings of clean trainings by the same recipe, at least 4, with which it is compared."""
@@ -43,7 +44,7 @@ class Health:
         from manyheads.probe.heads.dormant import dormant_heads
         from manyheads.study.store.disk import printable
 
-        curves, updates = _fixed_batch(Path(self.recording))
+        curves, updates = _fixed_batch(self.recording)
         options = {name: getattr(self, name) for name in ("probes", "false_alarm", "max_logit", "silent")}
         clean = [_fixed_batch(path)[0] for path in self.clean or ()]
         alarms = find_alarms(curves, updates=updates, clean=clean, **options)
@@ -70,7 +71,6 @@ def _fixed_batch(path: Path) -> tuple[xr.Dataset, xr.Dataset | None]:
     """
     import numpy as np
 
-    from manyheads.errors import UsageError
     from manyheads.probe.live.reading import open_recording
 
     tree = open_recording(path)

@@ -9,6 +9,7 @@ import tyro
 
 from manyheads.cli.parsing import Builder, Switch, Target, load_function
 from manyheads.cli.scale.base_shape import Sizes, TunedBase, read_base, read_shape
+from manyheads.errors import UsageError, check_call
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class Audit(TunedBase):
 
     def run(self) -> int:
         """Audit and print; return the exit status."""
-        from manyheads.errors import UsageError
         from manyheads.scaling import audit_model
 
         if ":" not in self.target:
@@ -61,8 +61,6 @@ class Audit(TunedBase):
         return 1 if self.strict and not found.passed else 0
 
     def _load(self) -> tuple[Any, ...]:
-        from manyheads.errors import UsageError, check_call
-
         function = load_function(self.target)
         returns = " that returns (model, optimizer); scale preflight takes one of (shape, seed)"
         check_call(self.target, function, returns=returns)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 import tyro
 
 from manyheads.cli.parsing import OptionalFloat, OptionalPath
+from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     from manyheads.models.config import ModelConfig
@@ -62,8 +63,6 @@ class TunedTheory(Theory):
 
     def own_rates(self) -> dict[str, float]:
         """Return the learning rates that were tuned apart."""
-        from manyheads.errors import UsageError
-
         found = {}
         for word in self.rates or ():
             name, _, rate = word.partition("=")
@@ -79,7 +78,6 @@ class TunedTheory(Theory):
 
     def tuned_muon(self, factors: bool = False) -> Any:
         """Return Muon's hyperparameters, none with another optimizer; factors alone need none."""
-        from manyheads.errors import UsageError
         from manyheads.scaling import MuonHyperparameters
 
         if self.optimizer != "muon":
@@ -104,7 +102,6 @@ class TunedBase(TunedTheory):
 
     def hyperparameters(self) -> "BaseHyperparameters":
         """Return what was tuned at the base."""
-        from manyheads.errors import UsageError
         from manyheads.scaling import BaseHyperparameters
 
         if self.learning_rate is None:
@@ -114,7 +111,6 @@ class TunedBase(TunedTheory):
         return BaseHyperparameters(*tuned, stds, self.no_decay or (), muon, rates)
 
     def _read_stds(self) -> dict[str, float]:
-        from manyheads.errors import UsageError
         from manyheads.models.checkpoints.files import read_json
         from manyheads.models.refusals import CheckpointRefused
 
@@ -150,7 +146,6 @@ SHAPE_FIELDS = (*COUNTS, "mlp_hidden", "mlp_ratio")
 
 def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tuple[Shape, Notes | None]":
     """Read a shape from N,H,L or from a configuration, with the configuration's other properties."""
-    from manyheads.errors import UsageError
     from manyheads.transformer import Shape
 
     if text is None:
@@ -171,15 +166,12 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
 
 def read_base(base: str | None, config: str | None) -> "tuple[Shape, Notes | None]":
     """Read the base shape from --base or --base-config."""
-    from manyheads.errors import UsageError
-
     if base and config:
         raise UsageError("--base and --base-config exclude each other: give one of them")
     return read_shape(base or config, "--base or --base-config", bool(config))
 
 
 def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
-    from manyheads.errors import UsageError
     from manyheads.models.config import load_config, read_config
     from manyheads.models.shape import shape_of
     from manyheads.transformer import Shape

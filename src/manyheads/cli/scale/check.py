@@ -14,6 +14,7 @@ from manyheads.cli.parsing import OptionalFloat, OptionalInt, OptionalPath, Swit
 from manyheads.cli.scale import budget
 from manyheads.cli.scale.base_shape import Grid, Numbers, Sizes, Theory, read_shape
 from manyheads.cli.scale.budget import LARGEST_NETWORK, count_weights, count_work, listed
+from manyheads.errors import CertificateError, UsageError
 
 if TYPE_CHECKING:
     from manyheads.scaling import Parametrization
@@ -68,7 +69,6 @@ class Check(Theory):
 
     def run(self) -> int:
         """Train, print the verdicts, and return the exit status."""
-        from manyheads.errors import CertificateError
         from manyheads.scaling.trained.transformers import Recipe
         from manyheads.study.execution.progress import announce
 
@@ -118,7 +118,6 @@ class Check(Theory):
 
     def _refuse(self, shapes: "tuple[Shape, ...]") -> None:
         """Refuse before training what would be refused afterwards."""
-        from manyheads.errors import UsageError
         from manyheads.scaling.axes import find_axis
 
         find_axis(shapes)

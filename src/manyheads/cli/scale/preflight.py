@@ -8,6 +8,7 @@ import tyro
 
 from manyheads.cli.parsing import OptionalPath, Switch, Target, load_function
 from manyheads.cli.scale.base_shape import Grid, Numbers, TunedBase, read_shape
+from manyheads.errors import UsageError
 
 Axes = Annotated[
     Union[None, tuple[Literal["key_dim", "heads", "depth", "stream"], ...]],
@@ -44,7 +45,6 @@ class Preflight(TunedBase):
         """Train, print, and return the exit status."""
         import numpy as np
 
-        from manyheads.errors import UsageError
         from manyheads.scaling import preflight
         from manyheads.study.execution.progress import announce
         from manyheads.study.store.disk import write_text

@@ -9,6 +9,7 @@ import tyro
 from manyheads.cli.help.wrapping import is_watched, wrap_output
 from manyheads.cli.parsing import ABSENT, Builder, OptionalFloat, Switch
 from manyheads.cli.scale.base_shape import Notes, TunedTheory, read_base, read_shape
+from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,6 @@ class Scale(TunedTheory):
 
     def run(self) -> int:
         """Print the table, its JSON, or a program; return the exit status."""
-        from manyheads.errors import UsageError
         from manyheads.models.parts import UNDERIVED
         from manyheads.scaling import BaseHyperparameters
         from manyheads.scaling.parametrization.targets import refuse_depth
@@ -138,7 +138,6 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
 
 def _describe_own_rates(table: "Table", tuned: "BaseHyperparameters") -> list[str]:
     """Return remarks on learning rates of parts of roles, which no row shows."""
-    from manyheads.errors import UsageError
     from manyheads.models.parts import PARTS
 
     rows = {row.role: row for row in table.rows}

@@ -38,7 +38,7 @@ def load_model(folder: Path | str, dtype: str = "auto") -> Any:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (ValueError, KeyError, OSError) as error:
             raise ConfigInvalid(folder, f"transformers cannot read config.json ({str(error)[:200]})") from error
-        model, report = _class_of(config).from_pretrained(
+        model, report = class_of(config).from_pretrained(
             folder,
             config=config,
             local_files_only=True,
@@ -52,7 +52,7 @@ def load_model(folder: Path | str, dtype: str = "auto") -> Any:
     return model.eval()
 
 
-def _class_of(config: Any) -> Any:
+def class_of(config: Any) -> Any:
     """Return the class of transformers that a configuration names, or the one that finds a class by the model type."""
     transformers = require("transformers")
     for name in config.architectures or ():

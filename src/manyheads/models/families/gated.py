@@ -8,7 +8,6 @@ from manyheads.models.modules import ALWAYS, NEVER, Condition, Family, Key, Modu
 NEIGHBOURS = "rotary positions pair neighbouring components"
 CAPPED = "its logits are capped"
 FIXED = "its logits are multiplied by a number of the configuration"
-_BY_LAYER = "its layers may differ in rotary positions (no_rope_layers), which are not read layer by layer"
 
 NORMS = modules("layers.{layer}. input_layernorm=attention_norm post_attention_layernorm=mlp_norm", NEVER)
 FINAL_NORM = modules("norm=final_norm", NEVER)
@@ -110,9 +109,8 @@ QWEN3 = decoder(
     grouped(4096, 32, 32, 32, 128, 22016, 151936, attention_bias=False, **_QWEN_WINDOW),
     NORMS + attention() + QUERY_KEY_NORMS + gated_mlp() + FINAL_NORM,
 )
-SMOLLM3 = LLAMA.derive(
-    "smollm3", grouped(2048, 16, 36, 4, None, 11008, 128256, tied=True, **_BIASES, **_QWEN_WINDOW), beyond=_BY_LAYER
-)
+_SMOLLM3 = {"tied": True, "rotary_period": ("no_rope_layer_interval", 4), **_BIASES, **_QWEN_WINDOW}
+SMOLLM3 = LLAMA.derive("smollm3", grouped(2048, 16, 36, 4, None, 11008, 128256, **_SMOLLM3))
 GRANITE = LLAMA.derive("granite", fixed_scale=True, beyond=FIXED)
 HELIUM = decoder(
     "helium",
@@ -152,7 +150,7 @@ _SANDWICH = modules(
     """,
     NEVER,
 )
-_GEMMA2: dict[str, Any] = {"tied": True, "attention_bias": False}
+_GEMMA2: dict[str, Any] = {"tied": True, "attention_bias": False, "scale_dim": ("query_pre_attn_scalar", 256.0)}
 GEMMA2 = decoder(
     "gemma2",
     grouped(2304, 8, 26, 4, 256, 9216, 256000, "gelu_pytorch_tanh", **_GEMMA2, **window(window_period=("", 2))),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads._namespaces import Floats
+from manyheads._overview import distinct_texts
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.alarms.calibration import LEAST_RUNS, calibrated_level, floored_std, score
 from manyheads.probe.alarms.changes import alarm_level, detection_statistics, standardized_residuals
@@ -129,7 +130,8 @@ class _Series:
         named = {(self.layer[each], self.head[each]) for each in who}
         place = int(self.steps[t]), int(self.layer[k]), int(self.head[k])
         figure, value = WATCHED[self.figure[k]], float(self.raw[t, k])
-        words = words.format(subject=figure.subject, direction=figure.direction, value=value, reference=reference)
+        texts = dict(zip(("value", "reference"), distinct_texts(value, reference), strict=True))
+        words = words.format(subject=figure.subject, direction=figure.direction, **texts)
         return Alarm(detector, figure.name, *place, value, reference, len(named) - 1, false_alarm, words)
 
 
@@ -189,7 +191,7 @@ def _find_not_finite(series: _Series) -> Alarm | None:
     before = series.raw[:t, who[0]]
     last = float(before[np.isfinite(before)][-1])
     name = WATCHED[series.figure[who[0]]].name
-    return series.alarm("not finite", t, who, last, name + " is not finite, it was {reference:.3g}")
+    return series.alarm("not finite", t, who, last, name + " is not finite, it was {reference}")
 
 
 def _find_level(series: _Series, max_logit: float) -> Alarm | None:
@@ -197,7 +199,7 @@ def _find_level(series: _Series, max_logit: float) -> Alarm | None:
     t, who = first_true((series.raw > max_logit) & (series.figure == logits))
     if not len(who):
         return None
-    words = "{subject} is {value:.3g}, above the bound of {reference:.3g}"
+    words = "{subject} is {value}, above the bound of {reference}"
     return series.alarm("level", t, who[np.argsort(-series.raw[t, who])], max_logit, words)
 
 
@@ -215,7 +217,7 @@ def _find_change(series: _Series, planned: int, false_alarm: float, **options: i
         if len(who):
             who = who[np.argsort(-statistics[t, who])]
             start = float(series.raw[past, who[0]][np.argmin(series.sizes[past, who[0]])])
-            words = "{subject} {direction}, {reference:.3g} -> {value:.3g}"
+            words = "{subject} {direction}, {reference} -> {value}"
             return series.alarm("change", int(t), who, start, words, false_alarm)
     return None
 
@@ -250,6 +252,6 @@ def _find_beyond_clean(series: _Series, clean: list[_Series], ignored: int) -> A
     who = who if len(who) else np.flatnonzero(members)
     who = who[np.argsort(-series.values[t + ignored, who])]
     bound = "at most" if WATCHED[present[place]].direction == "grows" else "at least"
-    words = f"{{subject}} is {{value:.3g}}, in clean runs {bound} {{reference:.3g}}"
+    words = f"{{subject}} is {{value}}, in clean runs {bound} {{reference}}"
     furthest_raw = float(beyond.raw[t + ignored, furthest])
     return series.alarm("clean runs", t + ignored, who, furthest_raw, words, 1 / (len(clean) + 1))

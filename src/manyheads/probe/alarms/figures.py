@@ -18,9 +18,7 @@ class Figure:
     """Monitored figure."""
 
     name: str  # of the variable over (step, layer, head)
-    transform: Callable[
-        [Floats], Floats
-    ]  # scale on which its noise is of one size, with the unwelcome direction upwards
+    transform: Callable[[Floats], Floats]  # scale on which its noise is of one size; upwards is unwelcome
     change: float  # smallest change that is worth an alarm, on the scale `size`
     subject: str
     direction: str  # "grows" or "falls", the unwelcome one

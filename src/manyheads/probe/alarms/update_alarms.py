@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from manyheads._namespaces import Floats
+from manyheads._overview import distinct_texts
 from manyheads.errors import UsageError
 from manyheads.probe.alarms.figures import Alarm, Places, carry_forward, first_true
 
@@ -97,7 +98,7 @@ def _build_alarm(name: str, step: int, place: _Place, value: float, reference: f
     words = ("its " if place.part else "") + f"{weights} do not change"
     if name in VANISHING:
         of = f" of its {weights}" if place.part else ""
-        words = f"{VANISHING[name][0]}{of} vanishes, {reference:.3g} -> {value:.3g}"
+        words = f"{VANISHING[name][0]}{of} vanishes, {' -> '.join(distinct_texts(reference, value))}"
     return Alarm("updates", name, step, place.layer, place.head, value, reference, others, None, words, place.matrix)
 
 
@@ -115,7 +116,8 @@ def _find_common_fall(updates: "xr.Dataset", silent: int) -> Alarm | None:
     t = int(np.argmax(low))
     k, number = int(np.argsort(fall[t])[(fall.shape[1] - 1) // 2]), int(np.sum(fall[t] < np.log(TOGETHER)))
     reference, value = float(np.exp(usual[t, k])), float(np.exp(now[t, k]))
-    words = f"{number} of {fall.shape[1]} gradients shrink together, this one {reference:.3g} -> {value:.3g}"
+    both = " -> ".join(distinct_texts(reference, value))
+    words = f"{number} of {fall.shape[1]} gradients shrink together, this one {both}"
     where = int(updates.step.values[t]), int(updates.layer.values[k]), -1
     figures = value, reference, number - 1
     return Alarm("updates", "gradient_rms", *where, *figures, None, words, str(updates.matrix.values[k]))

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.models.attention_layers import head_weights
+from manyheads.models.attention_layers import attention_config, head_weights, unread
 from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, Weight, parameter_map, parameter_roles
 from manyheads.models.refusals import FamilyUnknown, FileMissing
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.checkpoints.series import Source, as_checkpoint, list_sources, path_of
-from manyheads.probe.heads.circuits import head_dataset, head_norms
+from manyheads.probe.heads.circuits import BOUND, head_dataset, head_norms, largest_norm
 from manyheads.spectra import coherence, stable_rank
 from manyheads.spectra.bidiagonal import Matrix, row_blocks
 from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_edges
@@ -35,6 +35,8 @@ FIRST = (Role.EMBEDDING, Role.POSITION, Role.SEGMENT, Role.PATCH, Role.EMBEDDING
 SHAPES = ("matrix", "rows", "columns")
 PARTS = ("query", "key", "value", "output")
 ATTENTION = {Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT}
+NORMS = (Role.QUERY_NORM, Role.KEY_NORM)
+PURE_ROTATIONS = {"default", "linear", "dynamic", "llama3"}  # rotary scalings that keep norms
 FIGURES = {
     "frobenius": "Frobenius norm",
     "spectral": "largest singular value",
@@ -115,8 +117,9 @@ def weight_spectra(
         the figures of `head_spectra` over (head_matrix, layer, head), as `head_frobenius`, `head_stable_rank`, with
         their null levels, also where norms stand behind queries and keys: the query-key circuit says what enters them.
         For others every two-dimensional tensor is a matrix without a role, and `attrs["roles"]` says why.
-        `attrs["heads"]`: "measured", or why there are no figures of heads. `attrs["not_measured"]`: tensors of two axes
-        or more that are no matrix of floats.
+        `head_logit_bound` (layer), the largest |logit| that the norms of queries and keys allow by their gains.
+        `attrs["heads"]`, `attrs["logit_bound"]`: "measured", or why there are none. `attrs["not_measured"]`: tensors of
+        two axes or more that are no matrix of floats.
 
     Raises
     ------
@@ -187,13 +190,19 @@ def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Datase
         attrs={
             "roles": note,
             "heads": note if explained is None else _missing_heads_reason(explained) or "measured",
+            "logit_bound": note if explained is None else _missing_bound_reason(explained) or "measured",
             "not_measured": ", ".join(sorted(left_out)),
             "level": options.level,
             "vectors": options.rows,
         },
     )
-    heads = head_dataset(norms, sizes).data_vars if norms else {}
-    return found.assign({f"head_{name}": variable for name, variable in heads.items()})
+    if norms and explained is not None:
+        heads = head_dataset(norms, sizes)
+        found = found.assign({f"head_{name}": variable for name, variable in heads.data_vars.items()})
+        if found.attrs["logit_bound"] == "measured":
+            bounds = [_logit_bound(checkpoint, explained, layer) for layer in range(len(norms))]
+            found["head_logit_bound"] = "layer", bounds, BOUND
+    return found
 
 
 def _matrices(
@@ -235,6 +244,34 @@ def _missing_heads_reason(explained: ParameterMap) -> str:
     if explained.config.family.fused or any(module.role is Role.KEY for module in explained.config.family.body):
         return ""
     return "none: keys and values have a common low-rank factor"
+
+
+def _missing_bound_reason(explained: ParameterMap) -> str:
+    """Return why norms do not bound the logits of a checkpoint; empty where they do."""
+    config = explained.config
+    if reason := _missing_heads_reason(explained):
+        return reason
+    if not all(explained.names(role, "gain", 0) for role in NORMS):
+        return "none: no gains of norms of queries and keys are stored"
+    if reason := unread(config, any_score=True):
+        return f"none: {reason}"
+    given = config.raw.get("rope_parameters") or config.raw.get("rope_scaling") or {}
+    tables = [each for each in (given, *given.values()) if isinstance(each, dict)]  # of all layers, or of each kind
+    kinds = {each.get("rope_type", each.get("type", "default")) for each in tables}
+    odd = ", ".join(sorted(map(repr, kinds - PURE_ROTATIONS)))
+    return f"none: rotary positions of type {odd} may multiply queries and keys by a factor" if odd else ""
+
+
+def _logit_bound(checkpoint: Checkpoint, explained: ParameterMap, layer: int) -> float:
+    """Return the largest |logit| that the gains and biases of the norms of queries and keys of a layer allow."""
+    bound = attention_config(explained.config, layer, any_score=True).scale
+    for role in NORMS:
+        gain, bias = (
+            [checkpoint.tensor(name).astype(np.float64) for name in explained.names(role, kind, layer)]
+            for kind in ("gain", "bias")
+        )
+        bound *= largest_norm(gain[0] + explained.config.family.gain_offset, *bias)
+    return bound
 
 
 def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MATRICES = ("query", "key", "value", "output", "query-key", "output-value")  # the matrices of a head
 CIRCUITS = {"query-key": ("query", "key"), "output-value": ("value", "output")}
+BOUND = {"long_name": "bound on |logit| by the gains of norms", "units": "nat"}
 DRAWS = 64  # pairs of Gaussian matrices of which the null levels are the means
 
 
@@ -75,6 +76,15 @@ def _norms(gram: Floats, other: Floats) -> tuple[Floats, ...]:
     root = vectors * _root(values)[..., None, :]
     squares = _eigenvalues(root.swapaxes(-1, -2) @ other @ root)
     return _root(np.sum(gram * other, axis=(-1, -2))), _root(squares[..., -1]), *rank_measures(squares)
+
+
+def largest_norm(gain: NDArray[Any], bias: NDArray[Any] | None = None) -> float:
+    """Return the largest norm, sqrt(D) max |gain| + |bias|, of what a norm of the last D components returns.
+
+    Components over their RMS, or over their standard deviation with the mean removed, have the norm sqrt(D) at most.
+    """
+    offset = 0.0 if bias is None else float(np.linalg.norm(bias.astype(np.float64), axis=-1).max())
+    return float(np.sqrt(gain.shape[-1]) * np.abs(gain.astype(np.float64)).max()) + offset
 
 
 def stable_ranks(norms: Floats) -> Floats:

@@ -2,9 +2,10 @@ r"""Weights of the heads of a PyTorch model of transformers: their norms and sta
 
 Gains g of norms of queries and keys bound the logits whatever the data,
 
-.. math:: |s_{ij}| \le \mathrm{scale}\; D \max |g_Q| \max |g_K|,
+.. math:: |s_{ij}| \le \mathrm{scale}\; c^2 \sqrt{D_Q D_K}\, \max |g_Q| \max |g_K|,
 
-with D the number of components that one norm covers, those of a head or of all heads.
+with D the number of components that one norm covers, those of a head or of all heads, because components over their RMS
+have the norm sqrt(D). Rotary positions keep norms, but for the factor c that some scalings of theirs multiply them by.
 """
 
 from collections.abc import Mapping
@@ -14,13 +15,15 @@ import numpy as np
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.models.torch.attention_modules import head_size, query_key_norms, query_norm
+from manyheads.models.torch.attention_modules import query_key_norms, query_norm
 from manyheads.models.torch.lazy_torch import Module, torch
-from manyheads.probe.heads.circuits import head_dataset, head_norms
+from manyheads.probe.heads.circuits import BOUND, head_dataset, head_norms, largest_norm
 from manyheads.probe.heads.layouts import FUSED, SEPARATE, attention_layouts
 
 if TYPE_CHECKING:
     import xarray as xr
+
+ROTARY_FACTOR = "attention_scaling"  # end of the attribute of rotary positions that multiplies sines and cosines
 
 
 def head_spectra(model: Module) -> "xr.Dataset":
@@ -66,8 +69,9 @@ def head_spectra(model: Module) -> "xr.Dataset":
         )
     sizes = [weights["query"].shape[1:] for weights in layers.values()]
     found = head_dataset([head_norms(weights) for weights in layers.values()], sizes)
-    bounds = [_logit_bound(modules[name]) for name in layers]
-    found["logit_bound"] = "layer", bounds, {"long_name": "bound on |logit| by the gains of norms", "units": "nat"}
+    facts = (fact for each in modules.values() for fact in vars(each).items())
+    factor = max([1.0, *(value for name, value in facts if name.endswith(ROTARY_FACTOR))]) ** 2  # 1: not turned
+    found["logit_bound"] = "layer", [factor * _logit_bound(modules[name]) for name in layers], BOUND
     normalized = [query_norm(modules[name]) is not None for name in layers]
     return found.assign_coords(module=("layer", list(layers)), normalized=("layer", normalized))
 
@@ -88,15 +92,14 @@ def _weights(modules: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 
 def _logit_bound(module: Module) -> float:
     """Return the bound on |logit| by the RMS norms of queries and keys; NaN without them, or with other norms."""
-    norms, size, scale = query_key_norms(module), head_size(module), getattr(module, "scaling", None)
-    if norms is None or size is None or not isinstance(scale, float):
+    norms, scale = query_key_norms(module), getattr(module, "scaling", None)
+    if norms is None or not isinstance(scale, float):
         return np.nan
-    gains, width = [], size
+    bound = scale
     for norm in norms:
         weight = getattr(norm, "weight", None)
         if weight is None or weight.dim() != 1 or "RMS" not in type(norm).__name__:
             return np.nan
         with torch.no_grad():  # what the norm makes of ones: its gain, also where that is 1 + weight
-            gains.append(float(norm(torch.ones_like(weight)).abs().max()))
-        width = max(width, len(weight))
-    return scale * width * gains[0] * gains[1]
+            bound *= largest_norm(norm(torch.ones_like(weight)).float().cpu().numpy())
+    return bound

@@ -77,6 +77,7 @@ def note_undetermined(layer: AttentionLayer, train: Examples, unseen: Examples) 
     both = unseen.x.sum(1)  # (n, d)
     covariance = both.T @ both
     error = relative_error(layer, unseen)
+    # what the labels resolve: the error's share for each of p + 25 numbers (25: five standard deviations)
     limit = max(EXACT, error * (free_numbers(train, layer.heads) + 25) / train.y.size)
     theta = stack_theta(layer)
     sums = np.linalg.norm(theta[:, None] + theta, axis=(2, 3))  # that of a head with itself is twice its size
@@ -93,6 +94,6 @@ def note_undetermined(layer: AttentionLayer, train: Examples, unseen: Examples) 
         total = np.asarray(layer.projection, np.float64)[turned].sum(0)
         if 2 * np.sum((covariance @ total) * total) <= limit * unseen.power:  # both rows change alike
             which = ", ".join(map(str, turned))
-            what = f"heads {which} may change the signs of Theta, key bias and W together"
-            notes.append(f"two tokens leave a sign open: {what}, since their projections sum to nearly zero")
+            what = f"heads {which} may change the signs of Theta, key bias and W together, since their projections sum"
+            notes.append(f"two tokens leave a sign open: {what} to less than these labels resolve")
     return tuple(notes)

@@ -41,7 +41,7 @@ from manyheads.recovery.examples.student import ENOUGH, Fit, StudentSettings, fi
 from manyheads.recovery.fit.gauss_newton import as_examples
 from manyheads.recovery.fit.variable_projection import Examples, Form
 from manyheads.recovery.layers.evaluation import relative_error
-from manyheads.recovery.refusals import NoFit
+from manyheads.recovery.refusals import NoFit, check_positive
 from manyheads.recovery.result.certificates import Certificate
 from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.result.results import Recovery, Stage, StageLog
@@ -102,8 +102,7 @@ class LearningOptions:
         if self.noise != "estimate" and not (isinstance(self.noise, float | int) and 0 <= self.noise < np.inf):
             raise UsageError(f"noise={self.noise!r}: a standard deviation, 0 for none, or 'estimate'")
         check_fields(self)
-        if self.tolerance is not None and not self.tolerance > 0:  # infinite allows any
-            raise UsageError(f"tolerance={self.tolerance}: expected a positive number, or None")
+        check_positive(self, "tolerance", none="rounding, or the noise")  # infinite allows any
         if isinstance(self.stages, str) and self.stages != "published":
             raise UsageError(f"stages={self.stages!r}: give StageSettings, 'published', or None")
 
@@ -319,9 +318,8 @@ def _check_form(options: LearningOptions) -> None:
     """Refuse parts of a layer that the six stages do not know, by name and before anything is loaded."""
     asked = [name for name, there in options.form._asdict().items() if there]
     if asked:
-        raise UsageError(
-            f"{', '.join(asked)}: the six stages know neither biases nor causal masks; method='student' does"
-        )
+        what = f"{', '.join(asked)}: the six stages know neither biases nor causal masks; method='student' does"
+        raise UsageError(what)
     if options.noise == "estimate":
         raise UsageError("noise='estimate' is the student's; the six stages want a standard deviation")
 

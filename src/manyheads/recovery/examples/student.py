@@ -34,9 +34,8 @@ class StudentSettings:
     """Budget of the student."""
 
     restarts: int = constrained(6, Constraint(least=1))  # random starts, at most, for a number of heads
-    evaluations: int = constrained(
-        600, Constraint(least=1)
-    )  # of the loss and its gradient in the search from one start, at most
+    # Evaluations of the loss and its gradient in the search from one start, at most
+    evaluations: int = constrained(600, Constraint(least=1))
     # A search ends when this many iterations together lowered the loss by less than 2%
     patience: int = constrained(40, Constraint(least=1))
     # Labels for each free number (2 d^2 a head) that the search sees, where there are as many

@@ -21,6 +21,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery._types import Array
 from manyheads.recovery.fit.variable_projection import PLAIN, Examples, Form, Tangent, stack_theta
+from manyheads.recovery.refusals import check_positive
 
 LARGE = 1e75  # largest size of inputs, and the inverse of the smallest: sums of fourth powers stay within float64
 ROUNDING = 1e-28  # relative squared error of float64: residuals of some dozens of eps
@@ -33,18 +34,16 @@ class GaussNewtonSettings:
 
     steps: int = constrained(50, Constraint(least=1))  # Gauss-Newton steps, at most
     inner: int = constrained(300, Constraint(least=1))  # conjugate-gradient iterations of a step, at most
-    tolerance: float = constrained(
-        ROUNDING, Constraint(above=0)
-    )  # relative squared error at which it stops; the default is rounding
+    tolerance: float = ROUNDING  # relative squared error at which it stops; the default is rounding
     # It stops, converged, when the cosine between the residual and what any change of the layer could do falls below
     # this: the labels are explained as far as they can be
-    flat: float = constrained(1e-7, Constraint(above=0))
-    # It also stops, converged, when a step would lower the error by less than this share of it
-    gain: float = constrained(1e-9, Constraint(above=0))
-    damping: float = constrained(1e-3, Constraint(above=0))  # of the first step, in units of the metric's curvature
+    flat: float = 1e-7
+    gain: float = 1e-9  # it also stops, converged, when a step would lower the error by less than this share of it
+    damping: float = 1e-3  # damping of the first step, in units of the metric's curvature
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_positive(self, "tolerance", "flat", "gain", "damping")
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,9 @@ def sequence_errors(layer: AttentionLayer | ArrayFunction, examples: Examples) -
 
 def relative_error(layer: AttentionLayer | ArrayFunction, examples: Examples) -> float:
     """Return the squared error of a layer relative to the variance of the labels; infinite for NaN."""
-    error = float(sequence_errors(layer, examples).sum()) / examples.power
+    plain = isinstance(layer, AttentionLayer)
+    squares = sequence_errors(layer, examples) if plain else (layer(examples.x) - examples.y) ** 2
+    error = float(squares.sum()) / examples.power
     return error if np.isfinite(error) else np.inf
 
 

@@ -48,7 +48,8 @@ def match_heads(truth: AttentionLayer, found: AttentionLayer) -> Indices:
     Returns the permutation (m,): planted head i is recovered head permutation[i].
     """
     if truth.theta.shape != found.theta.shape:
-        raise ShapeError(f"theta {truth.theta.shape} and {found.theta.shape}: compare function_error")
+        shapes = f"theta of shapes {truth.theta.shape} and {found.theta.shape}"
+        raise ShapeError(f"{shapes}: expected the same heads and dimension; compare the functions with function_error")
     cost = _distances(truth.theta, found.theta) + 1e-9 * np.minimum(_distances(truth.projection, found.projection), 1.0)
     return linear_sum_assignment(cost)[1]
 

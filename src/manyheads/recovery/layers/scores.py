@@ -166,9 +166,9 @@ class ScoreLayer(RotaryLayer):
         else:
             scores = np.einsum("nrd,mde,nje->mnrj", tokens, self.form(1), tokens, optimize=True)
         if self.query_norm is not None:
-            scores /= _norms(self.query_norm, tokens)[:, :, :, None]
+            scores /= token_norms(self.query_norm, tokens)[:, :, :, None]
         if self.key_norm is not None:
-            scores /= _norms(self.key_norm, tokens)[:, :, None, :]
+            scores /= token_norms(self.key_norm, tokens)[:, :, None, :]
         if self.cap is not None:
             scores = self.cap * np.tanh(scores / self.cap)
         apart = np.arange(length)[:, None] - np.arange(length)
@@ -196,7 +196,7 @@ class ScoreLayer(RotaryLayer):
         return np.concatenate([known, known[:, -1:] + self.slopes[:, None] * steps], axis=1)
 
 
-def _norms(form: Array, tokens: Array) -> Array:
-    """Return the norms (m, n, k) of tokens (n, k, d + 1)."""
+def token_norms(form: Array, tokens: Array) -> Array:
+    """Return the norms (m, n, k) of tokens (n, k, d + 1) from their squares (m, d + 1, d + 1)."""
     squares = np.einsum("nkd,mde,nke->mnk", tokens, form, tokens, optimize=True)
     return np.sqrt(np.maximum(squares, np.finfo(np.float64).tiny))

@@ -30,16 +30,17 @@ def true_layer(
     parameters = parameter_map(checkpoint)
     weights, behind = attention_weights(checkpoint, layer, parameters), through != "attention"
     config = weights.config
-    found: AttentionLayer | RotaryLayer = _widen(weights).merged()
     gain: Array = np.ones(config.width)
     shift: Array = np.zeros(config.width)
     if behind:
         gain, shift = _norm(checkpoint, parameters, layer, config.width)
     centred = behind and config.norm == "layer"
+    found: AttentionLayer | RotaryLayer
     if config.rotary is not None:
         found = _rotary_layer(weights, config.rotary, gain, shift, centred=centred)
-    elif behind:
-        found = projected(_widen(weights).merged(), gain, shift, centred=centred)
+    else:
+        merged = _widen(weights).merged()
+        found = projected(merged, gain, shift, centred=centred) if behind else merged
     if through != "block-with-mlp":
         return found
     names = (name for name, one in parameters.roles.items() if (one.role, one.layer) == (Role.ATTENTION_SCALE, layer))
@@ -75,10 +76,10 @@ def _rotary_layer(
     merged = wide.merged()  # projections and output bias are the same with and without positions
     projection = np.asarray(merged.projection)
     constant = (0.0 if merged.bias is None else np.asarray(merged.bias)) + (shift @ projection).sum(0)
-    constant_ = constant if np.any(constant) else None
+    bias = constant if np.any(constant) else None
     query, key = wide.scale * with_bias(wide.query, wide.query_bias), with_bias(wide.key, wide.key_bias)
     key = np.repeat(key, groups, axis=0)
-    return RotaryLayer.of_projections(query, key, behind(projection), rotary.frequencies(), bias=constant_)
+    return RotaryLayer.of_projections(query, key, behind(projection), rotary.frequencies(), bias=bias)
 
 
 def _widen(weights: AttentionWeights) -> MultiHeadAttention:

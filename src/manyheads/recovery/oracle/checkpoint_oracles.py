@@ -113,9 +113,8 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
     config = _configuration(module)
     name = type(module).__name__
     if "Attention" not in name:
-        raise NotExtractable(
-            f"{name} is a part of a model, and not its attention: give that, or the model with layer= and through="
-        )
+        what = f"{name} is a part of a model, and not its attention: give that, or the model with layer= and through="
+        raise NotExtractable(what)
     layer = next((part.layer_idx for part in module.modules() if getattr(part, "layer_idx", None) is not None), 0)
     facts = _facts(config, layer)
     refuse_what_queries_cannot_tell(config, facts, layer, "attention")
@@ -147,9 +146,8 @@ def _configuration(module: Any) -> ModelConfig:
 def _facts(config: ModelConfig, layer: int) -> AttentionConfig:
     """Return the facts of a layer, or say why the attention of its family is not asked."""
     if reason := unread(config, any_score=True):
-        raise NotExtractable(
-            f"the attention of {config.family.model_type} is not extracted here: {reason}. Give it as a function"
-        )
+        what = f"the attention of {config.family.model_type} is not extracted here: {reason}. Give it as a function"
+        raise NotExtractable(what)
     return attention_config(config, layer, any_score=True)
 
 
@@ -163,23 +161,24 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
     """Refuse what no choice of queries could tell, or no method here can."""
     name = f"layer {layer} of a {config.family.model_type} model"
     if facts.rotary is not None and facts.rotary.scaling.get("rope_type") in ("dynamic", "longrope"):
-        raise NotExtractable(f"{name} turns by angles that change with the length, {facts.rotary.scaling['rope_type']}")
+        why = f"turns queries by angles that change with the length, {facts.rotary.scaling['rope_type']}"
+        raise NotExtractable(f"{name} {why}: logits are no function of the offset")
     if through == "attention":
         return
     roles = {one.role for one in config.family.body}
     refused = {
-        "normalizes after the residual sum, norm(x + attn(x)), which cannot be subtracted": facts.norm_place == "post",
-        "normalizes what its attention adds, x + norm(attn(x)), no sum over tokens": Role.ATTENTION_POST_NORM in roles,
-        "has learned sinks, which hide the epsilon of the norm in front": Role.SINK in roles,
+        "normalizes after the residual sum, norm(x + attn(x)): x cannot be subtracted": facts.norm_place == "post",
+        "normalizes what its attention adds, x + norm(attn(x)): no sum over tokens": Role.ATTENTION_POST_NORM in roles,
+        "has learned sinks: they hide the epsilon of the norm in front": Role.SINK in roles,
     }
     for why, is_so in refused.items():
         if is_so:
-            raise NotExtractable(f"{name} {why}: Ask with through='attention'")
+            raise NotExtractable(f"{name} {why}. Ask with through='attention'")
     if through == "block" or facts.parallel:
         return
     if has_other_scores(config, facts, norms=False) or _turns_a_shift(config, facts):
-        why = "scores beyond plain or plain rotary ones are not extracted with an MLP behind, which asks large tokens"
-        raise NotExtractable(f"{name}: {why}. Ask with through='block'")
+        why = "has a window, scores beyond plain or plain rotary ones, or a LayerNorm in front of rotary positions"
+        raise NotExtractable(f"{name} {why}, not extracted with an MLP behind. Ask with through='block'")
 
 
 def _turns_a_shift(config: ModelConfig, facts: AttentionConfig) -> bool:

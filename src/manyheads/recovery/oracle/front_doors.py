@@ -30,6 +30,8 @@ def open_oracle(
     """Return what is asked, `given` as in `extract_layer`, as a function of sequences with its properties."""
     floats: Any = dtype  # checked by `checkpoint_oracle`
     if isinstance(given, str | os.PathLike):
+        if not os.fspath(given):
+            raise UsageError("the path is empty: give a checkpoint folder with layer=, or the file of a saved layer")
         found = _of_path(Path(given), layer, floats, through)
     elif is_module(given):
         found = _of_module(given, dim, layer, floats, through)

@@ -62,13 +62,15 @@ class ServerLimits:
     max_norm: float | None = constrained(None, Constraint(above=0))
     max_batch: int | None = constrained(None, Constraint(least=1))
     last_row: bool = False
-    calls_per_second: float | None = constrained(None, Constraint(least=SLOWEST))
+    calls_per_second: float | None = constrained(None, Constraint(above=0))
     decimals: int | None = constrained(None, Constraint(least=0, most=17))
     bits: int | None = constrained(None, Constraint(least=2, most=53))
     vocabulary: Array | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.calls_per_second is not None and self.calls_per_second < SLOWEST:
+            raise UsageError(f"calls_per_second={self.calls_per_second:g}: one wait would take more than an hour")
         if self.vocabulary is not None:
             table = np.array(self.vocabulary, np.float64)
             if table.ndim != 2 or not table.size or not np.isfinite(table).all():
@@ -112,9 +114,8 @@ class ServerLimits:
             taken = f"the server takes {self.min_length} to {self.longest:g}"
             raise LimitError(f"a sequence of {length} tokens has to be asked, and {taken}: choose another method")
         if norm > self.reach * (1 + SLACK):
-            raise LimitError(
-                f"a token of norm {norm:.3g} is needed, and the server takes {self.reach:.3g}: choose another method"
-            )
+            what = f"a token of norm {norm:.3g} is needed, and the server takes {self.reach:.3g}: choose another method"
+            raise LimitError(what)
         if self.vocabulary is not None:
             strange = sum(row.tobytes() not in self._rows for row in x.reshape(-1, x.shape[2]) + 0.0)
             if strange:

@@ -23,7 +23,7 @@ from manyheads.recovery._types import Array
 from manyheads.recovery.oracle.answers import ask_function
 from manyheads.recovery.oracle.limits import ServerLimits, largest_norm
 from manyheads.recovery.oracle.query_cache import QueryCache
-from manyheads.recovery.refusals import BudgetSpent, OracleError
+from manyheads.recovery.refusals import BudgetSpent, OracleError, check_positive
 from manyheads.study.execution.progress import announce
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ class Counts:
 class Budget:
     """Budget of an extraction, stored answers included; None is no limit. Seconds are of the clock."""
 
-    calls: float | None = constrained(None, Constraint(above=0))
-    tokens: float | None = constrained(None, Constraint(above=0))
-    seconds: float | None = constrained(None, Constraint(above=0))
+    calls: float | None = None
+    tokens: float | None = None
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_positive(self, "calls", "tokens", "seconds", none="no limit")
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ class OracleSettings:
 
     causal: bool = True  # whether a token attends to itself and to earlier ones only
     residual: bool = False  # whether the function adds its input to what the layer gives; it is subtracted again
-    # Floating-point type in which the tokens are handed over; the answers may have any
-    dtype: str = constrained("float64", Constraint(choices=("float16", "float32", "float64")))
+    dtype: str = "float64"  # floating-point type in which the tokens are handed over; the answers may have any
     batch: int = constrained(1 << 14, Constraint(least=1))  # most tokens that are handed over at once
     budget: Budget = field(default_factory=Budget)  # what may be asked in all
     progress: bool | None = False  # show a line on standard error while asking; None shows it when that is a terminal
@@ -82,6 +81,13 @@ class OracleSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        try:
+            dtype: np.dtype | None = np.dtype(self.dtype)
+        except TypeError:
+            dtype = None
+        if dtype is None or dtype.kind != "f":
+            raise UsageError(f"dtype={self.dtype!r}: choose from float16, float32, float64")
+        object.__setattr__(self, "dtype", dtype.name)
 
 
 class Oracle:
@@ -369,6 +375,16 @@ class Behind(Oracle):
     def __init__(self, behind: Oracle, **settings: Any):
         super().__init__(behind.function, behind.dim, replace(behind.settings, **settings))
         self.behind, self.answer_dtype = behind, behind.answer_dtype
+
+    def __call__(self, x: Array, read: Read = "last") -> Array:
+        """Ask about sequences (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
+        if read != "last" and self.limits.last_row:
+            return np.stack([self(part) for part in self._prefixes(x, read)], axis=1)
+        return self.answer(x, read)
+
+    def answer(self, x: Array, read: Read) -> Array:
+        """Answer sequences by what the oracle behind says of them."""
+        return self.behind(x, read)
 
     @property
     def counts(self) -> Mapping[str, Counts]:

@@ -104,9 +104,8 @@ def parity_system(heads: int, slopes: ArrayLike | None = None) -> ParitySystem:
     u = np.arange(2, 2 * heads + 1, 2)
     system = np.tanh(np.outer(u, chosen) / 2)  # (u, m)
     condition = float(np.linalg.cond(system))
-    IllConditioned.if_above(
-        condition, WORST_CONDITION, f"{heads} slopes give projections that cancel: use fewer heads, or slopes apart"
-    )
+    what = f"{heads} slopes give projections that cancel: use fewer heads, or slopes apart"
+    IllConditioned.if_above(condition, WORST_CONDITION, what)
     wanted = (-1.0) ** ((2 * heads - u) // 2) * u / heads
     return ParitySystem(chosen, np.linalg.solve(system, wanted), condition)
 

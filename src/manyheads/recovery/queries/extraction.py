@@ -197,7 +197,7 @@ class _Extraction:
         for attempt, rng in zip(plan, drawn, strict=False):
             if not self._is_due(attempt) or self.certificates == CERTIFICATES:
                 continue
-            error = self._try(attempt, rng)
+            error = self._try(attempt, rng)  # on sequences that the certificate does not use: this choice is no favour
             if error is not None and error <= self.options.tolerance:
                 recovery = self._certify()
                 if recovery.certificate.accepted:
@@ -279,7 +279,7 @@ class _Extraction:
         certificate: Certificate = recovery.certificate
         # What was asked since it was certified counts too.
         recovery = dataclasses.replace(recovery, counts=dict(self.oracle.counts), tried=tuple(self.tried))
-        why = "no such layer, or too noisy; another seed, accurate=True or a larger tolerance may help"
+        why = "it is no such layer, or too noisy; another seed, accurate=True or a larger tolerance may help"
         if self.level**2 > certificate.tolerance:
             why = f"the noise of the answers has the relative size {self.level:.1g}; give a tolerance above its square"
         why = f"the layer found ({recovery.heads} heads, method {recovery.method}) is wrong on fresh sequences: {why}"

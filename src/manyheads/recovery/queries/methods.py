@@ -13,23 +13,21 @@ from manyheads.errors import ManyheadsError
 from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.noise_estimate import OracleNoise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
-from manyheads.recovery.queries.bounded.method import BoundedSettings, extract_bounded
+from manyheads.recovery.queries.bounded.method import extract_bounded
+from manyheads.recovery.queries.effort import ACCURATE, BASED, BOUNDED, PROBES, SPARING, Effort
+from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.options import ExtractionOptions
-from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
 from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.queries.scores.normalized import extract_scores_behind_norm
 from manyheads.recovery.queries.sphere.method import extract_on_sphere
-from manyheads.recovery.queries.sphere.rows import SketchSettings
 from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
-from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
 from manyheads.recovery.queries.vocabulary.method import extract_from_vocabulary
 from manyheads.recovery.queries.vocabulary.noise import check_vocabulary
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
 from manyheads.recovery.result.results import Extracted
 
-EXACT = 1e-10  # noise up to which the design that divides by small differences is chosen
 # Tolerance from which, and noise up to which, single precision is met by `probes`. On a trained GPT-2 its
 # certificates state 4e-6 to 3e-3, for a sixth of the calls of the bounded method (row `trained-probes`).
 LOOSE, ROUNDED = 1e-2, 1e-6
@@ -57,12 +55,11 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
     """Return the settings of the oracle with what was found out; refuse what contradicts the options."""
     if options.causal not in (None, measured.causal):
         found, said = (("", "not "), ("not ", ""))[not measured.causal]
-        raise NotALayer(f"the layer is {found}causal, and was said {said}to be: say causal={measured.causal}, or None")
+        what = f"the layer is {found}causal, and was said {said}to be: say causal={measured.causal}, or None"
+        raise NotALayer(what, measured.causal, not measured.causal)
     if measured.positional and not (options.rotary or options.scores):
-        what = (
-            "exchanging two earlier tokens changes the last row: positions, or more than one layer. Say rotary=True of "
-        )
-        what += "rotated queries and keys, scores=True of other scores; take positions out that are added to tokens"
+        what = "exchanging two earlier tokens changes the last row: positions, or more than one layer. Say rotary=True "
+        what += "of rotated queries and keys, scores=True of other scores; take positions out that are added to tokens"
         raise NotALayer(what, measured.order, 10 * measured.level)
     return dataclasses.replace(settings, causal=measured.causal, pad=settings.pad and measured.causal)
 
@@ -98,9 +95,8 @@ def check_room(method: str, oracle: Oracle) -> None:
     length, norm = ROOM.get(method, (3, 0.0))
     limits = oracle.limits
     if oracle.longest < length:
-        raise LimitError(
-            f"method {method!r} asks sequences of {length} tokens and more, and the server takes {limits.max_length}"
-        )
+        what = f"method {method!r} asks sequences of {length} tokens and more, and the server takes {limits.max_length}"
+        raise LimitError(what)
     if limits.reach < norm * np.sqrt(oracle.dim):
         needed = "of any norm" if norm == np.inf else f"of norm {norm * np.sqrt(oracle.dim):.3g}"
         raise LimitError(f"method {method!r} asks tokens {needed}, and the server takes {limits.max_norm:g}")
@@ -161,23 +157,24 @@ def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> 
 Runner = Callable[[Oracle, float, Generator, bool], Extracted]
 
 
-def _runner(extract: Callable[[Oracle, float, Generator, Any], Extracted], sparing: Any, accurate: Any) -> Runner:
-    """Return an extractor with its settings for few calls and for many digits."""
+def _runner(
+    extract: Callable[[Oracle, float, Generator, Effort], Extracted], sparing: Effort, accurate: Effort
+) -> Runner:
+    """Return an extractor with its effort for few calls and for many digits."""
     return lambda oracle, noise, rng, many: extract(oracle, noise, rng, accurate if many else sparing)
 
 
-FORMS, ACCURATE = FormSettings(), FormSettings.accurate()
 METHODS: Mapping[str, Runner] = MappingProxyType(
     {
-        "subspaces": _runner(extract_by_subspaces, SubspaceSettings(), SubspaceSettings.accurate()),
-        "probes": _runner(extract_by_subspaces, ProbeSettings(), ProbeSettings(sketch=12.0)),
-        "bounded": _runner(extract_bounded, BoundedSettings(), BoundedSettings(oversampling=3.0, tries=24)),
-        "sphere": _runner(extract_on_sphere, SketchSettings(), SketchSettings(extra=10, share=0.4)),
-        "rotary": _runner(extract_rotary, FORMS, ACCURATE),
-        "scores": _runner(extract_scores, FORMS, ACCURATE),
-        "scores-sphere": _runner(extract_scores_behind_norm, FORMS, ACCURATE),
-        "vocabulary": _runner(extract_from_vocabulary, SketchSettings(), SketchSettings(extra=12, share=0.4)),
-        "rotary-sphere": _runner(extract_rotary_on_sphere, FORMS, ACCURATE),
+        "subspaces": _runner(extract_by_subspaces, SPARING, ACCURATE),
+        "probes": _runner(extract_by_subspaces, PROBES, dataclasses.replace(PROBES, sketch=12.0)),
+        "bounded": _runner(extract_bounded, BOUNDED, dataclasses.replace(BOUNDED, queries=3.0, tries=24)),
+        "sphere": _runner(extract_on_sphere, BASED, dataclasses.replace(ACCURATE, extra=10)),
+        "rotary": _runner(extract_rotary, SPARING, ACCURATE),
+        "scores": _runner(extract_scores, SPARING, ACCURATE),
+        "scores-sphere": _runner(extract_scores_behind_norm, SPARING, ACCURATE),
+        "vocabulary": _runner(extract_from_vocabulary, BASED, dataclasses.replace(ACCURATE, extra=12)),
+        "rotary-sphere": _runner(extract_rotary_on_sphere, SPARING, ACCURATE),
     }
 )
 
@@ -192,8 +189,8 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: Generator) -
         raise
     except (np.linalg.LinAlgError, ArithmeticError, ValueError) as error:
         # SciPy says by ValueError, in several wordings, that it was handed NaN; any other is a mistake of ours.
-        words = ("nan", "inf", "numeric")
-        if type(error) is ValueError and not any(word in str(error).lower() for word in words):
+        arithmetic = isinstance(error, np.linalg.LinAlgError | ArithmeticError)
+        if not arithmetic and not any(word in str(error).lower() for word in ("nan", "inf", "numeric")):
             raise
         raise _not_finite(attempt, error) from error
     # what a layer holds besides (forms of other offsets) shows in its predictions
@@ -204,4 +201,5 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: Generator) -
 
 
 def _not_finite(attempt: Attempt, error: Any) -> RecoveryRefused:
-    return FitError(f"arithmetic of method {attempt.method!r} broke down ({error}): other layer, or noise", np.inf, 1.0)
+    what = f"arithmetic of method {attempt.method!r} broke down ({error}): answers fit no such layer, or are too noisy"
+    return FitError(what, np.inf, 1.0)

@@ -8,6 +8,7 @@ from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.oracle.oracle import Budget, OracleSettings
+from manyheads.recovery.refusals import check_positive
 from manyheads.recovery.result.certificates import Verification
 from manyheads.recovery.result.distributions import Draw, FittedSequences, GaussianSequences
 
@@ -80,17 +81,17 @@ class ExtractionOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_positive(self, "most_calls", "most_tokens", "most_seconds", none="no limit")
         self.verification()
-        self.oracle()
+        object.__setattr__(self, "dtype", self.oracle().dtype)
 
     def knowing(self, target: LayerOracle) -> "ExtractionOptions":
         """Return the options with what a function states of itself, where they are silent."""
         stated: dict[str, Any] = {"dtype": target.dtype if self.dtype == "float64" else self.dtype}
-        for name in ("causal", "normalized", "residual", "rotary", "scores", "mlp"):
-            own = getattr(self, name)
-            stated[name] = (
-                own if own is not None and (own or name in ("causal", "normalized")) else getattr(target, name)
-            )
+        for name in ("causal", "normalized"):
+            stated[name] = getattr(target if getattr(self, name) is None else self, name)
+        for name in ("residual", "rotary", "scores", "mlp"):
+            stated[name] = getattr(self, name) or getattr(target, name)
         return replace(self, **stated)
 
     def verification(self) -> Verification:

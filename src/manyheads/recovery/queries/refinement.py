@@ -23,8 +23,8 @@ from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.rotary.tangent import NEAR, RotaryTangent, RotaryWeights
-from manyheads.recovery.queries.sigmoid_network import EXACT
 from manyheads.recovery.result.results import StageLog
 
 LENGTH = 4  # tokens of a sequence

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyheads.recovery._types import Array, Ask, Generator, Indices
-from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.values.probes import Stacks
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 STEP = 2e-3  # angle between the points of a difference, in radians
@@ -97,8 +98,8 @@ class RepeatedHeads:
         """Return the singular value of a head's values, relative, below which it is not the head's own."""
         return min(max(10 * self.residual, self.leak, least), COARSEST)
 
-    def output_rows(self, extra: int, floor: float, rng: Generator) -> tuple[Array, list[int]]:
-        """Return e W_i (m, a, d) at as many directions as exhaust the output spaces, and the ranks of these."""
+    def output_rows(self, extra: int, floor: float, rng: Generator) -> Stacks:
+        """Return e W_i at as many directions e as exhaust the output spaces, and the ranks of these."""
         dim, heads = len(self.token.axis), self.shares.shape[1]
         most, wanted = len(self.token.basis) - 1, max(4, dim // heads + extra)
         directions = self.token.directions(most, rng)
@@ -107,11 +108,12 @@ class RepeatedHeads:
             count = min(wanted, most)
             rows = np.concatenate([rows, self.values(directions[rows.shape[1] : count])], axis=1)
             spectra: list[Array] = [np.linalg.svd(one, compute_uv=False) for one in rows]
-            ranks = [gap_rank(one, floor) for one in spectra]
-            if max(ranks) + min(extra, 2) <= count:
-                return rows, ranks
+            ranks = np.array([gap_rank(one, floor) for one in spectra], np.intp)
+            if ranks.max() + min(extra, 2) <= count:
+                levels = max(floor, 1e-9) * np.linalg.norm(rows, axis=(1, 2)) / np.sqrt(count)
+                return Stacks(directions[:count], rows, levels, ranks)
             if count == most:
-                raise RankBudgetError(f"{count} directions do not exhaust {heads} output spaces", max(ranks), most)
+                raise RankBudgetError(f"{count} directions do not exhaust {heads} output spaces", ranks.max(), most)
             wanted *= 2
 
 
@@ -130,9 +132,8 @@ def find_repeated_heads(
                 break
             offsets *= 2
             if offsets > MOST:
-                raise RankBudgetError(
-                    f"moved tokens show {found} dimensions, for {MOST} offsets: too many heads", found, MOST - 2
-                )
+                what = f"moved tokens show {found} dimensions, for {MOST} offsets: too many heads"
+                raise RankBudgetError(what, found, MOST - 2)
         if found is None:
             continue
         rest = min(rest, found.residual)
@@ -144,7 +145,7 @@ def find_repeated_heads(
         if best.condition < (USABLE if turn else GOOD * rank[0]):
             break
     if best is None:
-        raise FitError("repeated tokens show no heads: weights of more than positions, or noise", rest, ROUGH)
+        raise FitError("repeated tokens show no heads: weights of more than positions, or noisy answers", rest, ROUGH)
     return best
 
 

@@ -24,6 +24,7 @@ from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 from manyheads.recovery._types import Array, ArrayFunction, Generator
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.refusals import check_positive
 from manyheads.recovery.result.distributions import Draw, GaussianSequences, describe_draw
 
 if TYPE_CHECKING:
@@ -122,15 +123,14 @@ class Verification:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.tolerance > 0:  # infinite accepts any
-            raise UsageError(f"tolerance={self.tolerance}: expected a positive number")
+        check_positive(self, "tolerance")  # infinite accepts any
 
 
 def certify(
     oracle: Oracle, predict: ArrayFunction, rng: Generator, settings: Verification | None = None
 ) -> Certificate:
     """Compare a recovered layer with its oracle on fresh sequences, and state what that proves."""
-    settings = settings or Verification()
+    settings = settings or Verification()  # `predict` must not depend on what `rng` draws
     with oracle.stage("verification"):
         errors = oracle_errors(oracle, predict, rng, settings.sequences, settings.distribution)
     drawn = describe_draw(settings.distribution) + (", last rows" if oracle.limits.last_row else "")
@@ -190,4 +190,5 @@ def oracle_errors(oracle: Oracle, predict: ArrayFunction, rng: Generator, count:
         whole.append(np.mean((y + added) ** 2, axis=(1, 2)))
     variance = np.concatenate(squares).mean() - np.mean(np.concatenate(means).mean(0) ** 2)
     spacing = oracle.limits.spacing(float(np.sqrt(np.concatenate(whole).mean())), oracle.answer_dtype or np.float64)
+    # a rounded number errs evenly by up to half of its last digit, of mean square spacing^2 / 12
     return OracleErrors(np.concatenate(errors), max(float(variance), 0.0), spacing**2 / 12)

@@ -47,13 +47,13 @@ class GaussianSequences:
 
 
 def draw_within(draw: Draw, rng: Generator, count: int, dim: int, shortest: int, longest: float) -> list[Array]:
-    """Draw until there are `count` sequences of some lengths."""
+    """Draw until there are `count` sequences of `shortest` to `longest` tokens; leave others out."""
     found: list[Array] = []
     for _ in range(100):
         if not (missing := count - sum(map(len, found))):
             return found
         found += [x for x in draw(rng, missing, dim) if shortest <= x.shape[1] <= longest]
-    raise UsageError(f"the distribution draws few sequences of {shortest} to {longest:g} tokens: give another one")
+    raise UsageError(f"the distribution draws hardly a sequence of {shortest} to {longest:g} tokens: give another")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend import core
 
-from manyheads.costs.jaxpr import Equation, Variable, called_program, scan_layout
+from manyheads.costs.jax.jaxpr import Equation, Variable, called_program, scan_layout
 from manyheads.errors import UsageError
 from manyheads.scaling.preflight_checks.training import Measured, Membership, Training, Update, join_layers
 

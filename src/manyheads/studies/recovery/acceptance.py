@@ -31,7 +31,9 @@ class Acceptance(st.Study):
     dims: tuple[int, ...] = st.sweep(
         (16, 96), "token dimensions; the law is for large ones", count=1, small=(4, 6), full=(16, 96, 256)
     )
-    thresholds: tuple[float, ...] = st.sweep((0.04, 0.08, 0.16), "misfits of the stages", above=0, small=(0.1, 0.2))
+    thresholds: tuple[float, ...] = st.sweep(
+        (0.04, 0.08, 0.16), "misfits with which the stages work", above=0, small=(0.1, 0.2)
+    )
     layers: int = st.setting(4, "layers of a replicate", least=1, small=1, full=8)
     count: int = st.setting(6000, "sequences that each layer sees", least=1, small=200, full=20_000)
     scale: float = st.setting(2.0, "standard deviation of the logits", above=0)

@@ -79,7 +79,9 @@ class Leakage(st.Study):
         (0.025, 0.05, 0.1), "standard deviations of tokens where their norm is limited", above=0, small=(0.05, 0.1)
     )
     lengths: tuple[int, ...] = st.sweep((2, 4, 8), "tokens of a call where they are limited", small=(2, 4))
-    numbers: tuple[int, ...] = st.sweep((1, 4), "numbers of heads, of ranks the dimension over them", small=(1, 2))
+    numbers: tuple[int, ...] = st.sweep(
+        (1, 4), "numbers of heads, whose ranks are the dimension over them", small=(1, 2)
+    )
     dim: int = st.setting(8, "token dimension", small=4, full=16)
     heads: int = st.setting(2, "heads of the layers", least=2, full=4)
     target: float = st.setting(1e-7, "relative squared error at which a layer counts as extracted", above=0, below=1)

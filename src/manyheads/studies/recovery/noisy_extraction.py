@@ -21,9 +21,9 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.planted.task import gpt_layer, sequences
 from manyheads.recovery.queries.bounded.method import extract_bounded
 from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
+from manyheads.recovery.queries.effort import ACCURATE
 from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.queries.refinement import LENGTH, refine_layer
-from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.random_starts import RotaryShape, fit_from_random_starts
 from manyheads.recovery.queries.rotary.tangent import RotaryWeights
@@ -134,9 +134,9 @@ def extract_from(
             if family == "gpt2":
                 found = extract_bounded(oracle, noise, rng)
             elif family == "llama":
-                found = extract_rotary(oracle, noise, rng, FormSettings.accurate())
+                found = extract_rotary(oracle, noise, rng, ACCURATE)
             else:
-                found = extract_scores(oracle, noise, rng, FormSettings.accurate())
+                found = extract_scores(oracle, noise, rng, ACCURATE)
             error = server.error(found)
     except (RecoveryRefused, np.linalg.LinAlgError):
         pass

@@ -44,7 +44,9 @@ class PassiveAgainstQueries(st.Study):
     )
     heads: int = st.setting(2, "heads of the layers, each of rank dim / heads", least=1, small=1, full=4)
     length: int = st.setting(4, "tokens of a random sequence", least=2)
-    labels: float = st.setting(6.0, "numbers read for each free number of the layer", least=ENOUGH)
+    labels: float = st.setting(
+        6.0, "numbers read for each free number of the layer that the student has to find", least=ENOUGH
+    )
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(dim=self.dims)

@@ -59,7 +59,7 @@ class Approach(st.Study):
     def check(self) -> None:
         task_of(self.task, 1)
         if any(len(sizes) < 3 for _, sizes in self.plan().sizes):
-            raise st.UsageError("a power of the distance to the largest size needs two below it: give three")
+            raise st.UsageError("a power of the distance to the largest size needs two below it: give three or more")
 
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()

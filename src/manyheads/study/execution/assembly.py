@@ -162,10 +162,8 @@ def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
         common = [str(name) for name in part.dims if name in parts[0].dims and name not in part.indexes]
         differing = [name for name in common if part.sizes[name] != parts[0].sizes[name]]
         if differing and differing != [dimension]:
-            sizes = [each.sizes[differing[0]] for each in (part, parts[0])]
-            what = (
-                f"{sizes[0]} entries in part {position} and {sizes[1]} in part 0: give it a coordinate or equal sizes"
-            )
+            here, first_size = (each.sizes[differing[0]] for each in (part, parts[0]))
+            what = f"{here} entries in part {position} and {first_size} in part 0: give it a coordinate or equal sizes"
             raise MalformedResult(f"along {dimension!r}, dimension {differing[0]!r} has {what}")
     blank = {name: "" if kind == "text" else np.nan for name, (_, kind) in first.items()}
     how: dict[str, Any] = {"coords": "minimal", "compat": "override", "join": "outer", "combine_attrs": "override"}

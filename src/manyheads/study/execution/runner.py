@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from manyheads._settings import default_numpy_errors
 from manyheads.errors import FileRefused, ManyheadsError, UsageError, check_integer
-from manyheads.study.base import Study, decide, evaluated_claims
+from manyheads.study.base import Study, all_of, decide, evaluated_claims
 from manyheads.study.execution.assembly import assemble, tree
 from manyheads.study.execution.progress import announce, progress_bar
 from manyheads.study.execution.summary import Summary
 from manyheads.study.execution.units import Layout, Unit
 from manyheads.study.execution.work import UnitFailed, Work, WorkersLost
+from manyheads.study.panels import Panel
 from manyheads.study.registry import load
 from manyheads.study.reporting.overview import state_findings
 from manyheads.study.store.declaration import check_run
@@ -155,8 +156,10 @@ def finish(
                 raise UsageError("no claim was decided; compare returns a verdict for each")
             verdicts = tuple(each.at_any_time(first, replicates) for each in verdicts) if most else verdicts
     with _comparison_errors(study):
-        panels = state_findings(study.panels(predicted, trained, claims), verdicts)
-    runs.write_summary(Summary(replicates, verdicts, panels))
+        panels = all_of(study.panels(predicted, trained, claims), Panel, "panels")
+        summary = Summary(replicates, verdicts, state_findings(panels, verdicts))
+        summary.to_json()  # refuses panels that no report can show
+    runs.write_summary(summary)
     runs.compact()
     return Finished(runs, predicted, trained, verdicts)
 

@@ -109,21 +109,29 @@ def _of_them_expected(found: list[Verdict]) -> str:
 def state_findings(panels: Iterable[Panel], verdicts: Sequence[Verdict]) -> tuple[Panel, ...]:
     """Return panels with what was decided on the claims that they show as their titles.
 
-    One claim is the title itself; of several the title says how many hold. Panels that show no claim keep theirs.
+    A claim that one panel alone shows is its title; of several claims the title says how many hold. Panels that show no
+    claim keep theirs.
     """
-    return tuple(replace(panel, title=_finding(panel, verdicts)) for panel in panels)
+    panels = list(panels)
+    shown = [[one for one in verdicts if any(words in one.claim for words in panel.shows)] for panel in panels]
+    return tuple(
+        replace(panel, title=_finding(panel.title, found, shared=shown.count(found) > 1))
+        for panel, found in zip(panels, shown, strict=True)
+    )
 
 
-def _finding(panel: Panel, verdicts: Sequence[Verdict]) -> str:
-    shown = [verdict for verdict in verdicts if any(words in verdict.claim for words in panel.shows)]
+def _finding(title: str, shown: list[Verdict], shared: bool) -> str:
     if not shown:
-        return panel.title
+        return title
     if len(shown) == 1:
         claim = re.sub(r" \([^()]*\)$", "", shown[0].claim)  # the quantity, which stands on the axis
-        return {"holds": "", "refuted": "Refuted: ", "inconclusive": "Undecided: "}[shown[0].outcome] + claim
+        decided = {"holds": "", "refuted": "refuted", "inconclusive": "undecided"}[shown[0].outcome]
+        if shared:
+            return f"{title} ({decided or 'holds'})"
+        return f"{decided.title()}: {claim}" if decided else claim
     held, refuted = (sum(verdict.outcome == outcome for verdict in shown) for outcome in ("holds", "refuted"))
     decided = f"{held} of {len(shown)} claims hold{f', {refuted} refuted' if refuted else ''}"
-    return f"{panel.title} ({decided if held or refuted else 'undecided'})"
+    return f"{title} ({decided if held or refuted else 'undecided'})"
 
 
 def is_unexpected(verdict: Verdict) -> bool:

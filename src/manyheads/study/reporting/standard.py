@@ -30,6 +30,11 @@ def standard_panels(
     """
     drawn = {(one.x_label, one.y_label) for one in own if isinstance(one, Lines)}
     derived = [one for one in (*_series(claims), *_pairs(theory, trained)) if (one.x_label, one.y_label) not in drawn]
+    titles = [one.title for one in derived]
+    derived = [
+        one if titles.count(one.title) == 1 else replace(one, title=f"{one.title}, over {one.x_label}")
+        for one in derived
+    ]
     return (*derived, *_medians(theory, trained))
 
 
@@ -131,8 +136,8 @@ def table(title: str, rows: Iterable[Mapping[str, str]], note: str = "", shows: 
 
 def label_of(values: xr.DataArray) -> str:
     """Return the long name of a variable with its unit, or its name."""
-    unit = values.attrs.get("units", "1")
-    return str(values.attrs.get("long_name") or values.name) + ("" if unit in ("", "1") else f" [{unit}]")
+    name, unit = str(values.attrs.get("long_name") or values.name), values.attrs.get("units", "1")
+    return name.replace("_", " ") + ("" if unit in ("", "1") else f" [{unit}]")
 
 
 def _series(claims: Iterable[Claim]) -> Iterator[Lines]:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
-from manyheads.errors import UsageError, check_integer
+from manyheads.errors import UsageError, check_call, check_integer
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
 from manyheads.study.execution.units import RESERVED
 from manyheads.study.sources import Source
 from manyheads.study.store.records.schema import MOST_UNITS
 
-DECLARED: dict[str, type] = {
-    "name": str,
-    "claim": str,
-    "source": Source,
-    "revision": int,
-    "vectorized": bool,
-    "chunk": int,
-}
+DECLARED = {"name": str, "claim": str, "source": Source, "revision": int, "vectorized": bool, "chunk": int}
 """Class variables of a study, and their types."""
+
+METHODS: dict[str, tuple[str, ...]] = {"cells": (), "inputs": (), "predict": ("key",), "flops": ("cell",)}
+METHODS |= dict.fromkeys(("claims", "pictures"), ("theory", "trained"))
+METHODS |= dict.fromkeys(("compare", "panels"), ("predicted", "trained", "claims"))
+"""Methods of a study, and what they are called with; `train` takes the values of a cell by name."""
 
 
 def check_run(study: Study, replicates: int, seed: int) -> tuple[int, int]:
@@ -33,12 +32,14 @@ def check_run(study: Study, replicates: int, seed: int) -> tuple[int, int]:
             raise UsageError(f"{type(study).__name__}.{declared} is {value!r}: expected {kind.__name__}")
     if type(study.predictions) not in (int, type(None)):
         raise UsageError(f"{type(study).__name__}.predictions is {study.predictions!r}: expected int or NoneType")
+    for method, arguments in METHODS.items():
+        check_call(f"{type(study).__name__}.{method}", getattr(study, method), *arguments)
     if not isinstance(cells := study.cells(), tuple) or not all(isinstance(each, Cell) for each in cells):
         raise UsageError(f"{study.name}: cells() returns {cells!r}: expected a tuple of Cell")
     if type(study).claims is Study.claims and type(study).compare is Study.compare:
         raise UsageError(f"{study.name} states nothing to decide: list its claims in claims()")
-    if not isinstance(study.inputs(), dict):
-        raise UsageError(f"{study.name}: inputs() returns {study.inputs()!r}: expected a table of sha256 by name")
+    if not isinstance(found := study.inputs(), dict) or not all(isinstance(each, str) for each in found.values()):
+        raise UsageError(f"{study.name}: inputs() returns {found!r}: expected a table of sha256 by name")
     if not re.fullmatch(r"[a-z0-9-]+(/[a-z0-9-]+)?", study.name):
         raise UsageError(f"the study's name {study.name!r}: expected wing/study in small letters, digits and '-'")
     replicates, seed = check_integer("replicates", replicates), check_integer("seed", seed, 0, 2**32 - 1)
@@ -67,3 +68,9 @@ def _check_cells(study: Study) -> None:
         kinds = {float if isinstance(value, float) else type(value) for value in (cell[name] for cell in cells)}
         if len(kinds) > 1 and kinds != {int, float}:
             raise UsageError(f"{study.name}: cell values {name!r} mix {sorted(kind.__name__ for kind in kinds)}")
+    try:
+        taken = inspect.signature(study.train)
+        taken.bind("key", **cells[0], **({"replicate": 0} if "replicate" in taken.parameters else {}))
+    except TypeError as error:
+        expected = f"expected a function of ({', '.join(('key', *cells[0]))})"
+        raise UsageError(f"{type(study).__name__}.train: {error}; {expected}") from error

@@ -83,9 +83,8 @@ class Inputs:
             if (now := _look(path)) is None or now != self.seen.get(path):
                 if now is None or file_sha256(path) != content:
                     remedy = "put the old content back, or run the study again with the new one"
-                    raise InputChanged(
-                        f"{path} changed while the study ran, and its run belongs to what it was: {remedy}"
-                    )
+                    what = f"{path} changed while the study ran, and its run belongs to what it was"
+                    raise InputChanged(f"{what}: {remedy}")
                 self.seen[path] = now
 
 

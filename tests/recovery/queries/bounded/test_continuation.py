@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from manyheads.recovery.queries.bounded.continuation import Continuation
-from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, fit_nets
-from manyheads.recovery.queries.warm_start import follow_nets
+from manyheads.recovery.queries.nets.continuation import Continuation
+from manyheads.recovery.queries.nets.sigmoid_network import NetDesign, PairNets, fit_nets
+from manyheads.recovery.queries.nets.warm_start import follow_nets
 
 
 def draw(rng, rows=60, width=6, heads=3, outputs=9):

@@ -8,10 +8,11 @@ from manyheads.recovery import compare_layers, evaluate_layer, gpt_layer, plante
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded import method as bounded
-from manyheads.recovery.queries.bounded.method import BoundedSettings, extract_bounded
+from manyheads.recovery.queries.bounded.method import extract_bounded
+from manyheads.recovery.queries.effort import BOUNDED, Effort
+from manyheads.recovery.queries.nets.sigmoid_network import PairNets
+from manyheads.recovery.queries.nets.warm_start import Match
 from manyheads.recovery.queries.refinement import refine_layer
-from manyheads.recovery.queries.sigmoid_network import PairNets
-from manyheads.recovery.queries.warm_start import Match
 from manyheads.recovery.refusals import RecoveryRefused
 
 
@@ -103,7 +104,7 @@ def test_collinear_projections_are_refused(rng, level):
     collinear = changed(layer, projection=np.stack([layer.projection[0] * a for a in (1.0, 0.5, -2.0)]))
     oracle = Oracle(in_float32(collinear), 16) if level > 1e-12 else Oracle.of(collinear)
     with pytest.raises(RecoveryRefused):
-        extract_bounded(oracle, level, rng, BoundedSettings(tries=3))
+        extract_bounded(oracle, level, rng, Effort(tries=3))
 
 
 @pytest.mark.slow
@@ -122,7 +123,7 @@ def test_the_mirror_sees_heads_that_were_exchanged(rng, monkeypatch):
         return Match(np.arange(len(found.slopes)), 0.0, 0.0)
 
     monkeypatch.setattr(bounded.Continuation, "refit", exchanging)
-    monkeypatch.setattr("manyheads.recovery.queries.warm_start.match_net", unmatched)
+    monkeypatch.setattr("manyheads.recovery.queries.nets.warm_start.match_net", unmatched)
     with pytest.raises(RecoveryRefused, match="cannot be followed"):
         extract_bounded(Oracle.of(layer), 1e-16, rng)
 
@@ -132,9 +133,7 @@ def test_the_mirror_check_alone_tells_right_from_exchanged(rng):
     oracle = Oracle.of(layer)
     sums = bounded.read_sums(oracle, 12)
     pairs = bounded.Pairs(oracle, sums, noise=1e-15)
-    base = bounded.read_base(
-        pairs, bounded.separate_heads(pairs, 12, rng, oversampling=2.5, tries=8), rng, BoundedSettings()
-    )
+    base = bounded.read_base(pairs, bounded.separate_heads(pairs, 12, rng, oversampling=2.5, tries=8), rng, BOUNDED)
     check = bounded._mirror(base, np.arange(3))
     delta = 0.2 * rng.standard_normal((5, 12))
     right = bounded.Continuation(base.design, base.net).refit(base.ask(delta))
@@ -172,4 +171,4 @@ def test_what_is_no_layer_is_refused(rng):
         return np.tanh(np.cumsum(x, 1) / np.arange(1, x.shape[1] + 1)[:, None] @ mix)
 
     with pytest.raises(RecoveryRefused):
-        extract_bounded(Oracle(mlp, 8, OracleSettings()), 1e-16, rng, BoundedSettings(tries=2))
+        extract_bounded(Oracle(mlp, 8, OracleSettings()), 1e-16, rng, Effort(tries=2))

@@ -11,21 +11,21 @@ from manyheads.errors import UsageError
 from manyheads.recovery import RecoveryRefused, evaluate_layer, gpt_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.rotary.count_gates import CountGate, ask_counts, find_counted_heads
-from manyheads.recovery.queries.rotary.forms import FormSettings
-from manyheads.recovery.queries.rotary.logits import Reader, alternate, plan
+from manyheads.recovery.queries.effort import ACCURATE, SPARING, Effort
+from manyheads.recovery.queries.gates.count_gates import CountGate, ask_counts, find_counted_heads
+from manyheads.recovery.queries.logits.ledger import Reader, alternate, plan
+from manyheads.recovery.queries.nets.sigmoid_network import fit_nets
 from manyheads.recovery.queries.rotary.method import extract_rotary
-from manyheads.recovery.queries.sigmoid_network import fit_nets
 from manyheads.recovery.refusals import FitError, NotALayer
 
 DIM, HEADS, TRIES = 12, 2, 3
 EPS = 2e-16
 
 
-def extract(layer, rng, settings=None):
+def extract(layer, rng, effort=SPARING):
     for left in range(TRIES)[::-1]:
         try:
-            return extract_rotary(Oracle(layer, layer.dim), EPS, rng, settings)
+            return extract_rotary(Oracle(layer, layer.dim), EPS, rng, effort)
         except RecoveryRefused:  # as the front door does: another draw of tokens
             if not left:
                 raise
@@ -56,7 +56,7 @@ def test_forms_turns_and_frequencies(rng):
 
 
 def test_accurate_settings_ask_more():
-    plain, accurate = FormSettings(), FormSettings.accurate()
+    plain, accurate = SPARING, ACCURATE
     assert accurate.extra > plain.extra
     assert accurate.excess > plain.excess
     assert accurate.share < plain.share
@@ -69,7 +69,7 @@ def test_logits_of_offsets_without_turns(rng):
     layer = RotaryLayer(
         np.concatenate([layer.forms[:5] * factor, layer.forms[5:]]), layer.projection, layer.bias, layer.turns
     )
-    found = extract(layer, rng, FormSettings(offsets=5))
+    found = extract(layer, rng, Effort(offsets=5))
     assert found.layer.turns is None
     x = rng.standard_normal((4, 5, DIM))
     np.testing.assert_allclose(found(x), layer(x), atol=1e-6)

@@ -13,7 +13,7 @@ from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.limits import ServerLimits
-from manyheads.recovery.queries.scores.links import classify, relative_norms
+from manyheads.recovery.queries.scores.links import classify, fit_norm, relative_norms
 from manyheads.recovery.refusals import FitError
 
 DIM, HEADS = 16, 2
@@ -197,3 +197,17 @@ def test_a_layer_says_what_does_not_fit():
         ScoreLayer(layer.forms, layer.projection, slopes=np.zeros(HEADS + 1))
     with pytest.raises(UsageError, match="position terms are known"):
         layer(np.zeros((1, 201, DIM)))
+
+
+@pytest.mark.parametrize("count", [40, 400])
+def test_the_misfit_of_a_norm_is_relative_and_of_one_token(rng, count):
+    """Squares of norms that err by a share s leave s of one token, however many there are."""
+    tokens, root = rng.normal(size=(count, 4)), rng.normal(size=(4, 4))
+    squares = ((tokens @ root) ** 2).sum(1) + 0.5
+    form, rest = fit_norm(tokens, np.sqrt(squares), np.eye(4))
+    np.testing.assert_allclose(form[:4, :4], root @ root.T, rtol=0, atol=1e-10)
+    assert form[4, 4] == pytest.approx(0.5)
+    assert rest < 1e-12
+    signs = rng.choice([-1.0, 1.0], count)
+    _, rest = fit_norm(tokens, np.sqrt(squares / (1 + 0.01 * signs)), np.eye(4))
+    assert rest == pytest.approx(0.01, rel=0.25)

@@ -1,5 +1,7 @@
 """Layers behind a normalization: what is found, against what the layer's weights say it must be."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,11 +9,13 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery import RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.effort import BASED
+from manyheads.recovery.queries.gates.pairs import separate_heads
+from manyheads.recovery.queries.gates.sphere_pairs import SpherePairs, read_norm
 from manyheads.recovery.queries.sphere.method import extract_on_sphere
-from manyheads.recovery.queries.sphere.pairs import SpherePairs, find_sphere_heads
-from manyheads.recovery.refusals import NotALayer
+from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.ranks import gap_rank
+from manyheads.recovery.refusals import FitError, NotALayer
 
 DIM, HEADS, TRIES = 16, 2, 3
 EPS = 2e-16
@@ -33,11 +37,11 @@ class Block:
     def truth(self):
         return projected(self.layer, self.gain, self.shift, centred=self.norm.centred)
 
-    def extract(self, rng, settings=None, tries=TRIES):
+    def extract(self, rng, effort=BASED, tries=TRIES):
         for left in range(tries)[::-1]:
             oracle = Oracle(self, DIM, OracleSettings(residual=self.residual))
             try:
-                return extract_on_sphere(oracle, EPS, rng, settings), oracle
+                return extract_on_sphere(oracle, EPS, rng, effort), oracle
             except RecoveryRefused:  # as the front door does: another draw of tokens
                 if not left:
                     raise
@@ -83,7 +87,7 @@ def test_a_single_head_of_full_rank(rng):
     assert compare_layers(block.truth, found.layer).worst < 1e-7
 
 
-def test_one_sequence_of_copies_shows_the_heads(rng):
+def test_pairs_on_the_sphere_show_the_heads(rng):
     """The heads at one difference, against the projections themselves; and the tokens are on the sphere."""
     layer = gpt_layer(rng, DIM, HEADS)
     largest = []
@@ -91,12 +95,13 @@ def test_one_sequence_of_copies_shows_the_heads(rng):
     def ask(x, read):
         largest.append(np.abs(np.linalg.norm(x, axis=2) - 4).max())
         y = evaluate_layer(layer, x)
-        return y if read == "all" else y[:, -1]
+        return y[:, list(read)]
 
     basis = np.linalg.qr(rng.standard_normal((DIM, DIM)))[0]
-    pairs = SpherePairs(ask, Sums(layer.projection.sum(0), layer.bias), basis[4:], basis[:4])
-    heads = find_sphere_heads(pairs, rng)
-    values = pairs.probe(heads.direction) @ layer.projection  # (m, d)
+    sums = Sums(layer.projection.sum(0), layer.bias)
+    pairs = SpherePairs(ask, sums, scaled=False, near=basis[4:], far=basis[:4])
+    heads = separate_heads(pairs, DIM, rng, oversampling=1.0, tries=8)
+    values = heads.probe @ layer.projection  # (m, d)
     distances = np.linalg.norm(values[:, None] - heads.net.values, axis=2).min(1)
     assert distances.max() < 1e-6 * np.linalg.norm(values)
     assert max(largest) < 1e-12
@@ -116,6 +121,17 @@ def test_one_sequence_of_copies_shows_the_heads(rng):
 def test_what_is_no_such_layer_is_refused(rng, function, message):
     with pytest.raises(NotALayer, match=message):
         extract_on_sphere(Oracle(function(gpt_layer(rng, DIM, HEADS)), DIM), EPS, rng)
+
+
+def test_projections_that_cancel_behind_a_norm_are_refused_for_that(rng):
+    layer = gpt_layer(rng, DIM, HEADS)
+    pair = np.stack([layer.projection[0], -layer.projection[0]])
+    cancelling = dataclasses.replace(layer, projection=pair)
+    for bias in (layer.bias, None):
+        own = dataclasses.replace(cancelling, bias=bias)
+        oracle = Oracle(lambda x, own=own: evaluate_layer(own, Normalization()(x)), DIM)
+        with pytest.raises(FitError, match="the projections cancel"):
+            read_norm(oracle, DIM, EPS, rng)
 
 
 def test_running_means_behind_a_norm_are_refused(rng):

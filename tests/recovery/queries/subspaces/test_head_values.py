@@ -6,16 +6,12 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import gpt_layer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import read_sums
-from manyheads.recovery.queries.sigmoid_network import fit_nets, net_amplification
-from manyheads.recovery.queries.subspaces.head_values import (
-    find_ranks,
-    rank_by_gap,
-    read_head_values,
-    with_fewer_queries,
-)
-from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads
-from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
+from manyheads.recovery.queries.effort import SPARING
+from manyheads.recovery.queries.gates.pairs import Pairs, separate_heads
+from manyheads.recovery.queries.nets.sigmoid_network import fit_nets, net_amplification
+from manyheads.recovery.queries.values.head_values import read_head_values, with_fewer_queries
+from manyheads.recovery.queries.values.projection_sum import read_sums
+from manyheads.recovery.queries.values.ranks import find_ranks, rank_by_gap
 from manyheads.recovery.refusals import FitError
 
 
@@ -23,7 +19,7 @@ def sliced(layer, rng):
     oracle = Oracle.of(layer)
     pairs = Pairs(oracle, read_sums(oracle, layer.dim), causal=layer.causal)
     start = separate_heads(pairs, layer.dim, rng, oversampling=1.0, tries=8)
-    return read_head_values(pairs, start, rng, SubspaceSettings())
+    return read_head_values(pairs, start, rng, SPARING)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -97,7 +93,7 @@ def test_probes_that_cannot_be_followed_are_refused(rng):
     other = Oracle.of(gpt_layer(rng, 12, 3))
     wrong = Pairs(other, read_sums(other, 12))
     with pytest.raises(FitError, match="failed their guards") as refused:
-        read_head_values(wrong, start, rng, SubspaceSettings())
+        read_head_values(wrong, start, rng, SPARING)
     assert refused.value.measured > refused.value.threshold
 
 

@@ -8,16 +8,16 @@ from manyheads.recovery import compare_layers, gpt_layer, planted_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
+from manyheads.recovery.queries.effort import ACCURATE, PROBES, SPARING, Effort
 from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
-from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
 from manyheads.recovery.refusals import RecoveryRefused
 
 EXACT, DIM = 1e-15, 9
 
 
-def extract(layer, rng, settings=None):
+def extract(layer, rng, effort=SPARING):
     oracle = Oracle.of(layer)
-    return extract_by_subspaces(oracle, EXACT, rng, settings), oracle
+    return extract_by_subspaces(oracle, EXACT, rng, effort), oracle
 
 
 def error(layer, found, rng):
@@ -51,15 +51,15 @@ def test_probes_bear_single_precision_where_output_spaces_are_nearly_dependent(r
     projection = np.stack([layer.projection[0], (left[1, :, :16] * singular[1, :16]) @ near])
     layer = AttentionLayer(layer.theta, projection, layer.key_bias, layer.bias, causal=True)
     worst = {}
-    for settings in (SubspaceSettings(), ProbeSettings()):
+    for effort in (SPARING, PROBES):
         oracle = Oracle(lambda x: evaluate_layer(layer, x).astype(np.float32), 32)
         try:
-            found = extract_by_subspaces(oracle, 1e-7, np.random.default_rng(3), settings)
-            worst[type(settings)] = error(layer, found, rng)
+            found = extract_by_subspaces(oracle, 1e-7, np.random.default_rng(3), effort)
+            worst[effort] = error(layer, found, rng)
         except RecoveryRefused:
-            worst[type(settings)] = 1.0
-    assert worst[ProbeSettings] < 1e-4 < worst[SubspaceSettings]
-    assert worst[SubspaceSettings] > 10 * worst[ProbeSettings]
+            worst[effort] = 1.0
+    assert worst[PROBES] < 1e-4 < worst[SPARING]
+    assert worst[SPARING] > 10 * worst[PROBES]
     assert np.linalg.matrix_rank(found.layer.theta, tol=1e-6).tolist() == [16, 16]
     assert oracle.total.calls < 2000
 
@@ -76,7 +76,7 @@ def test_one_head_costs_little_more_than_its_projection(rng, causal, rank):
 
 def test_accurate_settings_spend_more_calls(rng):
     layer = gpt_layer(rng, 24, 3)
-    calls = [extract(layer, rng, settings)[1].total.calls for settings in (None, SubspaceSettings.accurate())]
+    calls = [extract(layer, rng, effort)[1].total.calls for effort in (SPARING, ACCURATE)]
     assert calls[0] < calls[1]
 
 
@@ -145,7 +145,7 @@ def test_residual_connection_is_taken_off_by_the_oracle(rng):
 def test_float32_answers_give_fewer_digits_not_a_wrong_layer(rng):
     layer = gpt_layer(rng, 24, 2, rank=6)
     oracle = Oracle(lambda x: evaluate_layer(layer, x).astype(np.float32), 24, OracleSettings())
-    found = extract_by_subspaces(oracle, 6e-8, rng, SubspaceSettings.accurate())
+    found = extract_by_subspaces(oracle, 6e-8, rng, ACCURATE)
     assert found.layer.heads == 2
     assert error(layer, found, rng) < 1e-4
 
@@ -172,5 +172,5 @@ def test_what_is_no_such_layer_is_refused_by_name(rng, kind):
         return y
 
     with pytest.raises(RecoveryRefused) as refused:
-        extract_by_subspaces(Oracle(function, DIM), EXACT, rng, SubspaceSettings(tries=2))
+        extract_by_subspaces(Oracle(function, DIM), EXACT, rng, Effort(tries=2))
     assert np.isfinite(refused.value.threshold)

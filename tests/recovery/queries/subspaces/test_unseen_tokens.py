@@ -7,11 +7,11 @@ from tests.recovery.queries.subspaces.test_rows import error, known
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import ServerLimits, gpt_layer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.subspaces.row_plan import UnseenPlan, plan_groups
-from manyheads.recovery.queries.subspaces.rows import read_rows
-from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
+from manyheads.recovery.queries.effort import SPARING
+from manyheads.recovery.queries.logits.row_plan import UnseenPlan, plan_groups
+from manyheads.recovery.queries.logits.rows import read_rows
 
-SETTINGS = SubspaceSettings()
+SETTINGS = SPARING
 
 
 def layer_of(rng, ranks, dim, causal):

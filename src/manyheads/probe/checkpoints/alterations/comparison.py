@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from manyheads._overview import distinct_texts
 from manyheads.errors import UsageError
 from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
@@ -80,5 +81,6 @@ def _difference(name: str, ours: Contents, theirs: Contents, one: Checkpoint, ot
     share = np.sqrt(change.moved / max(change.before, change.after))
     jump = max(change.jumps, key=lambda each: each.times, default=None)
     if jump and jump.times > 1e3:
-        return f"is {jump.after:.4g} at {list(jump.place)}, in the source {jump.before:.4g}"
+        after, before = distinct_texts(jump.after, jump.before, digits=4)
+        return f"is {after} at {list(jump.place)}, in the source {before}"
     return "is rounded" if change.is_rounding else f"differs by {share:.2g} of its norm"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._overview import distinct_texts
 from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.alterations.changes import Change, Jump, measure_changes
@@ -123,7 +124,7 @@ def find_alterations(
                 continue  # one of a row of zeros
             taken |= intervals
             altered.add(name)
-            text = f"{name}{list(jump.place)}: {jump.before:.4g} -> {jump.after:.4g}"
+            text = f"{name}{list(jump.place)}: {' -> '.join(distinct_texts(jump.before, jump.after, digits=4))}"
             found[_name_places(places, contents), "altered entries"].append(text)
         for places, interval in _find_altered(name, trajectory, usual, taken):
             if not any((place, name) in zeros for place in places):
@@ -312,13 +313,13 @@ def _find_outliers(content: Contents, contents: Sequence[Contents]) -> Iterator[
         if content.entries[name].size < 8:
             continue
         if peak.largest > PEAK * peak.second and (len(contents) == 1 or peak.largest > HUGE):
-            index, value, others = peak.place, peak.largest, f"at most {peak.second:.4g}"
+            index, value, bound, others = peak.place, peak.largest, "at most", peak.second
         elif 0 < peak.smallest < FLOOR * peak.next:
-            index, value, others = peak.low, peak.smallest, f"at least {peak.next:.4g}"
+            index, value, bound, others = peak.low, peak.smallest, "at least", peak.next
         else:
             continue
         places = [int(each) for each in np.unravel_index(index, content.entries[name].shape)]
-        yield f"{name}{places}: {value:.4g}, the others {others}"
+        yield f"{name}{places}: {f', the others {bound} '.join(distinct_texts(value, others, digits=4))}"
 
 
 def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes) -> None:
@@ -336,6 +337,25 @@ def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes
     if far := _count_large_changes(contents):
         what = "alterations smaller than what training changes"
         unchecked[what, f"{far} tensors change by more than half of their norm between neighbours"] = []
+    if share := _share_within_training(contents):
+        what = "entries that shrink, as by one bit of the exponent, in the first or last checkpoint"
+        unchecked[what, f"{share:.0%} of them are below {JUMPS[0][1]:g} times the RMS change to its neighbour"] = []
+
+
+def _share_within_training(contents: Sequence[Contents]) -> float:
+    """Return the share of sampled entries of trained tensors at the ends whose change to zero would be no jump.
+
+    No further checkpoint shows such a change, and one of many entries that are trained may become as small.
+    """
+    small, count = 0, 0
+    for end, near in (contents[:2], contents[:-3:-1]) if len(contents) > 1 else ():
+        for name in end.extremes.keys() & near.extremes.keys():
+            shape, ours, its = end.entries[name].shape, *(np.float64(each.samples[name]) for each in (end, near))
+            if ours.shape != its.shape or ours.size < 8 or not (rms := np.sqrt(np.mean((ours - its) ** 2))):
+                continue
+            away = JUMPS[0 if _has_columns(name, shape) and min(shape) > 1 else 1][1]
+            small, count = small + int(np.sum(np.abs(ours) <= away * rms)), count + ours.size
+    return small / max(count, 1)
 
 
 def _count_large_changes(contents: Sequence[Contents]) -> int:

@@ -71,9 +71,8 @@ def estimate_crude_sum(data: Shards, form: CrudeForm = "regression") -> tuple[Ar
     moments = Moments(*add_up(data.map(measure_moments)))
     values = np.linalg.eigvalsh(moments.inputs)
     condition = float(values[-1] / values[0]) if values[0] > 0 else np.inf
-    DesignError.if_above(
-        condition, WORST_CONDITION, "the sums of tokens do not span the space: project the tokens, or add examples"
-    )
+    what = "the sums of tokens do not span the space: project the tokens, or add examples"
+    DesignError.if_above(condition, WORST_CONDITION, what)
     regression = form == "regression"
     estimate = np.linalg.solve(moments.inputs, moments.cross) if regression else moments.cross / moments.rows
     variance = np.trace(moments.inputs) / (moments.rows * data.dim)

@@ -86,9 +86,8 @@ def choose_rows(data: Shards, total: Array, settings: HullSettings) -> tuple[lis
     needed = 2 * data.dim**2 // (data.length - 1)
     ranked = data.smallest(measure_quality, 2 * wanted, total, settings.floor)
     count = min(wanted, len(ranked) // 2)  # half of what qualifies, at most: certificates are the better rows
-    CertificateShortage.if_below(
-        count, needed, f"{count} of {data.rows} rows can be certified: give more examples, or less saturated attention"
-    )
+    why = f"{count} of {data.rows} rows can be certified: give more examples, or less saturated attention"
+    CertificateShortage.if_below(count, needed, why)
     threshold = float(ranked[count - 1])
     threshold = max(threshold, 1e-12)  # rows that are all perfect to rounding are all kept
     return data.map(certify_rows, total, settings.floor, threshold), threshold

@@ -103,7 +103,8 @@ def _largest_doubt(data: Shards, theta: Array, settings: RefinementSettings) -> 
         asked *= 2
         ranked = data.smallest(measure_doubt, asked, theta)
     clear = int(np.count_nonzero(ranked <= level))
-    CertificateShortage.if_below(clear, needed, f"{clear} of {data.rows} rows attend clearly to one token: give more")
+    what = f"{clear} of {data.rows} rows attend clearly to one token, expected at least {needed}: give more examples"
+    CertificateShortage.if_below(clear, needed, what)
     return float(ranked[ranked > level].min(initial=2 * level))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from manyheads._constraints import Constraint, check_fields, constrained
-from manyheads.errors import UsageError
 from manyheads.recovery.examples.stages.crude_sum import CrudeForm
 from manyheads.recovery.examples.stages.fit import FitSettings
 from manyheads.recovery.examples.stages.hull import HullSettings
 from manyheads.recovery.examples.stages.refined_sum import RefinementSettings
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings
+from manyheads.recovery.refusals import check_positive
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class StageSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.tolerance > 0:
-            raise UsageError(f"tolerance={self.tolerance}: expected a positive number")
+        check_positive(self, "tolerance")
 
 
 # The stages as they are published; the net is left with an error that the joint fit has to remove

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.recovery._types import Array, Ask, Indices
+from manyheads.recovery._types import Array, Indices
 from manyheads.recovery.fit.gauss_newton import as_reals, check_range
 
 Pair: TypeAlias = tuple[ArrayLike, ArrayLike]
@@ -54,7 +54,7 @@ class Shards:
         task = functools.partial(_work, function, constants)
         return apply(self.executor, task, self.shards, self.counts)
 
-    def smallest(self, function: Ask, count: int, *constants: Any) -> Array:
+    def smallest(self, function: Callable[..., Array], count: int, *constants: Any) -> Array:
         """Return the `count` smallest finite values that function(x, y, *constants) has on all shards, sorted."""
         parts = self.map(_smallest, function, count, *constants)
         return np.sort(np.concatenate(parts))[:count]
@@ -112,9 +112,8 @@ def list_shards(examples: Any) -> tuple[Shard, ...]:
     try:
         pieces = iter(examples)
     except TypeError:
-        raise UsageError(
-            f"examples of type {type(examples).__name__}: give x and y, or an iterable of shards (x, y)"
-        ) from None
+        what = f"examples of type {type(examples).__name__}: give x and y, or an iterable of shards (x, y)"
+        raise UsageError(what) from None
     shards = tuple(pieces)
     if not shards:
         raise UsageError("no shard of examples: give x and y, or an iterable of shards (x, y)")
@@ -158,7 +157,7 @@ def _fetch(shard: Shard, count: int, places: Indices) -> tuple[Array, Array]:
     return x[places], y[places]
 
 
-def _smallest(x: Array, y: Array, function: Ask, count: int, *constants: Any) -> Array:
+def _smallest(x: Array, y: Array, function: Callable[..., Array], count: int, *constants: Any) -> Array:
     values = function(x, y, *constants).ravel()
     values = values[np.isfinite(values)]
     return values if len(values) <= count else np.partition(values, count)[:count]

@@ -23,10 +23,8 @@ class BlockAttention(Behind):
         self.token_wise, self.projection = token_wise, projection
         self.norm = replace(norm, epsilon=max(norm.epsilon, np.finfo(float).tiny))  # a token 0 has value 0
 
-    def __call__(self, x: Array, read: Read = "last") -> Array:
-        """Ask about sequences (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
-        if read != "last" and self.limits.last_row:
-            return np.stack([self(part) for part in self._prefixes(x, read)], axis=1)
+    def answer(self, x: Array, read: Read) -> Array:
+        """Return the rows of the attention."""
         x = self.token_wise.scale * np.asarray(x, np.float64)
         if x.shape[1] == 1:
             rows = self.norm(x) @ self.projection  # attention is 1
@@ -43,6 +41,6 @@ class BeyondOneToken(Behind):
         super().__init__(token_wise.block, causal=token_wise.causal)
         self.token_wise = token_wise
 
-    def __call__(self, x: Array, read: Read = "last") -> Array:
-        """Ask about sequences (n, k, d); return the last rows (n, d) or all rows (n, k, d)."""
+    def answer(self, x: Array, read: Read) -> Array:
+        """Return the differences of last rows, or of all."""
         return self.behind(x, read) - self.token_wise.answer(x[:, -1] if read == "last" else x, stage=None)

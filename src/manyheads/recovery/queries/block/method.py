@@ -73,7 +73,8 @@ def open_block(oracle: Oracle, options: ExtractionOptions, method: str, rng: Gen
         token_wise = open_token_wise(oracle, rng)
         figures |= {"parallel": token_wise.parallel, "scale": token_wise.scale, "rate": token_wise.rate}
         if options.scores and not token_wise.parallel:
-            raise NotALayer("scores beyond plain and rotary ones. Extract the attention without it", token_wise.scale)
+            what = "other scores than plain or rotary ones, with an MLP behind. Extract the attention without it"
+            raise NotALayer(what, token_wise.scale)
     with log.stage("value sum") as figures:
         projection, norm = read_value_sum(token_wise, options.rotary or options.scores, rng, figures)
         left = figures["left"]

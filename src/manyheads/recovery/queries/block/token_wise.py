@@ -24,7 +24,7 @@ import numpy as np
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.noise_estimate import root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle, Read
-from manyheads.recovery.queries.sigmoid_network import EPS
+from manyheads.recovery.queries.nets.sigmoid_network import EPS
 from manyheads.recovery.refusals import LimitError, NotALayer
 
 STAGE = "one-token sequences"
@@ -94,7 +94,8 @@ class TokenWise:
             if not len(left):
                 break
         if worst > 0.5 or len(left):
-            raise NotALayer("no one-token sequence gives the answer of a row: more than one layer", worst, 0.5)
+            what = "no one-token sequence gives the answer of a row: tokens are mixed behind the attention"
+            raise NotALayer(what, worst, 0.5)
         return moved.reshape(shape), worst
 
 
@@ -117,7 +118,8 @@ def open_token_wise(block: Oracle, rng: Generator) -> TokenWise:
         _check_stream(root_mean_square(added[0]), root_mean_square(added[1]), "adds to a token alone")
         small, large = (each[:, -1] for each in differences)
         size, floor = root_mean_square(large), EPS * SCALES[-1]
-        NotALayer.if_below(size, 1e4 * floor, "earlier tokens change no answer: no head, or coarse answers")
+        what = f"earlier tokens change no answer: no head reads them, or answers are coarse at size {SCALES[-1]:g}"
+        NotALayer.if_below(size, 1e4 * floor, what)
         _check_stream(root_mean_square(small), size, "makes of other tokens")
         causal = root_mean_square(differences[-1][:, 0]) < max(PARALLEL * size, 1e2 * floor)
         shifted = SCALES[-1] * tokens
@@ -142,7 +144,7 @@ def open_token_wise(block: Oracle, rng: Generator) -> TokenWise:
 
 
 def _check_stream(small: float, large: float, what: str) -> None:
-    what = f"what the function {what} grows with the tokens: no norm in front. Extract the attention alone"
+    what = f"what the function {what} grows with the tokens: no norm in front of its attention. Extract that alone"
     NotALayer.if_above(large / max(small, np.finfo(float).tiny), GROWTH, what)
 
 
@@ -159,7 +161,8 @@ def _check_answers(block: Oracle, x: Array, alone: Array) -> None:
 
 def _too_large(scale: float, block: Oracle) -> LimitError:
     return LimitError(
-        f"tokens of norm {scale * block.dim**0.5:.3g} exceed {block.limits.max_norm:g}: extract its attention alone"
+        f"tokens of norm {scale * block.dim**0.5:.3g} are needed for an MLP, and the server takes "
+        f"{block.limits.max_norm:g}: extract its attention alone"
     )
 
 

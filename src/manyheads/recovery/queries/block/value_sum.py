@@ -23,7 +23,7 @@ import numpy as np
 from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.block.token_wise import TokenWise
-from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 
 EIGHTH = np.array([4 / 5, -1 / 5, 4 / 105, -1 / 280])  # central differences of order 8
@@ -85,7 +85,8 @@ def read_value_sum(block: TokenWise, positions: bool, rng: Generator, figures: F
         if len(readings) == 2:
             break
     else:
-        raise FitError(f"{TRIES} repeated tokens show no weights: no scores of offsets, or coarse", len(readings), 2.0)
+        what = f"{TRIES} repeated tokens show no weights of heads: no scores of offsets, or coarse answers"
+        raise FitError(what, len(readings), 2.0)
     first, second = readings
     extra = rng.standard_normal((min(EXTRA, len(space) - 2), len(space))) @ space
     along = np.concatenate([first.token.axis[None], extra])
@@ -98,9 +99,8 @@ def read_value_sum(block: TokenWise, positions: bool, rng: Generator, figures: F
     coordinates, *_ = np.linalg.lstsq(equations @ space.T, changes, rcond=None)
     rest = float(np.linalg.norm(equations @ space.T @ coordinates - changes) / np.linalg.norm(changes))
     figures |= {"equations": len(equations), "left": rest, "step": readings[0].token.step}
-    NotALayer.if_above(
-        rest, LEFT, "a repeated token contradicts itself: say rotary=True or scores=True for positions, or no attention"
-    )
+    why = "answers to a repeated token contradict each other: say rotary=True or scores=True, or no attention"
+    NotALayer.if_above(rest, LEFT, why)
     projection: Array = space.T @ coordinates
     epsilon = _read_epsilon(readings[0], projection)
     figures["epsilon"] = epsilon
@@ -178,9 +178,8 @@ def _read_weights(token: RepeatedToken, space: Array, rng: Generator) -> _Readin
             break
         offsets *= 2
         if offsets > MOST:
-            raise RankBudgetError(
-                f"a moved token shows {heads} dimensions, more heads than {MOST} offsets show", heads, MOST - 2
-            )
+            what = f"a moved token shows {heads} dimensions, more heads than {MOST} offsets show"
+            raise RankBudgetError(what, heads, MOST - 2)
     small = table @ frame[:heads].T  # (r, t, direction, m)
     one, two = (small[row].reshape(-1, heads) for row in (-1, offsets))
     values, vectors = np.linalg.eig(np.linalg.lstsq(one, two, rcond=None)[0])

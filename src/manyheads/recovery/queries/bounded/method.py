@@ -23,7 +23,6 @@ Derived and measured here.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +30,14 @@ import numpy as np
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.bounded.continuation import Continuation
-from manyheads.recovery.queries.projection_sum import read_sums
+from manyheads.recovery.queries.effort import BOUNDED, Effort
+from manyheads.recovery.queries.gates.pairs import Pairs, Separation, separate_heads
+from manyheads.recovery.queries.logits.pair_logits import read_logits
+from manyheads.recovery.queries.nets.continuation import Continuation
+from manyheads.recovery.queries.nets.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
+from manyheads.recovery.queries.nets.warm_start import Followed, follow_nets
 from manyheads.recovery.queries.refinement import refine_layer, refinement_work
-from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
-from manyheads.recovery.queries.subspaces.pair_logits import read_logits
-from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation, separate_heads
-from manyheads.recovery.queries.warm_start import Followed, follow_nets
+from manyheads.recovery.queries.values.projection_sum import read_sums
 from manyheads.recovery.refusals import FitError
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -56,33 +56,25 @@ NOISY = 1e-5  # noise from which more queries are asked, and F5 is run
 WORK, EXCESS = 1e12, 12.0
 
 
-@dataclass(frozen=True)
-class BoundedSettings:
-    """Settings of the stages."""
-
-    # Queries at every probe, against the d + 1 + m that determine a net; None is 1.2, and 2.5 for noise above 1e-5
-    oversampling: float | None = None
-    tries: int = 12  # points at which S1 takes Jacobians, per probe
-
-    def queries(self, dim: int, heads: int, noise: float) -> int:
-        """Return the number of queries at every probe."""
-        share = self.oversampling or (1.2 if noise <= NOISY else 2.5)
-        return int(np.ceil(share * (dim + 1 + heads))) + 2
+def count_queries(effort: Effort, dim: int, heads: int, noise: float) -> int:
+    """Return the number of queries at every probe."""
+    share = effort.queries or (1.2 if noise <= NOISY else 2.5)
+    return int(np.ceil(share * (dim + 1 + heads))) + 2
 
 
-def extract_bounded(oracle: Oracle, noise: float, rng: Generator, settings: BoundedSettings | None = None) -> Extracted:
+def extract_bounded(oracle: Oracle, noise: float, rng: Generator, effort: Effort = BOUNDED) -> Extracted:
     """Extract a layer from an oracle that rounds or adds noise, with O(d^2) calls."""
-    settings, noise = settings or BoundedSettings(), max(noise, EPS)
+    noise = max(noise, EPS)
     log = StageLog(oracle)
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim, oracle.limits.reach)
     with log.stage("pairs") as figures:
         after = AFTER if oracle.causal else 2
         pairs = Pairs.within(oracle, sums, 1, after, noise, (1.0, 2.0, 1.5))
-        start = separate_heads(pairs, oracle.dim, rng, oversampling=2.5, tries=settings.tries)
+        start = separate_heads(pairs, oracle.dim, rng, oversampling=2.5, tries=effort.tries)
         figures |= start.figures()
     with log.stage("net") as figures:
-        base = read_base(pairs, start, rng, settings)
+        base = read_base(pairs, start, rng, effort)
         figures |= {"queries": len(base.queries), "residual": float(base.net.residual), "whole": base.whole}
     with log.stage("directions") as figures:
         followed, probes = follow_directions(base, rng)
@@ -124,11 +116,11 @@ class Base(NamedTuple):
         return self.pairs.sums.append(answers, probes) if self.whole else answers
 
 
-def read_base(pairs: Pairs, start: Separation, rng: Generator, settings: BoundedSettings) -> Base:
+def read_base(pairs: Pairs, start: Separation, rng: Generator, effort: Effort) -> Base:
     """Fit the net of all queries at v_0, from the values that its few queries gave."""
     probe, values = start.probe, start.net.values
     dim, heads = len(probe), len(values)
-    count = settings.queries(dim, heads, pairs.noise)
+    count = count_queries(effort, dim, heads, pairs.noise)
     queries = pairs.shortened(start.scale * np.resize(SPREAD, count)[:, None] * rng.standard_normal((count, dim)))
     answers = pairs.respond(queries, probe)[0]  # (n, K, d)
     features = np.concatenate([queries / start.scale, np.ones((count, 1))], axis=1)
@@ -140,9 +132,8 @@ def read_base(pairs: Pairs, start: Separation, rng: Generator, settings: Bounded
     slopes = np.linalg.lstsq(features, read_logits(answers, values, pairs.shifts), rcond=None)[0].T
     net = fit_nets(design, flat, slopes, tolerance=1e-9)
     allowed = 10 * pairs.level(queries, probe, answers) * np.sqrt(flat.size) / np.linalg.norm(flat)
-    FitError.if_above(
-        net.residual, allowed, f"the net of {heads} heads leaves more than noise: no linear logits, or a missing head"
-    )
+    what = f"the net of {heads} heads leaves more than noise: no linear logits, or a missing head"
+    FitError.if_above(net.residual, allowed, what)
     level = float(net.residual) * np.linalg.norm(flat) / np.sqrt(flat.size)
     free = Base(pairs, probe, queries, start.scale, design, net, level, False)
     # a row whose gates are open by an infinite shift, and which is not centred.

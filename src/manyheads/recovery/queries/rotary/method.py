@@ -15,23 +15,24 @@ Without biases of queries and keys. The figures of every step stand in the stage
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.probes import Probed, probe_until
-from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.gates.count_gates import ask_counts, find_counted_heads
+from manyheads.recovery.queries.logits.ledger import Ledger, Reader, alternate, plan
+from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary import forms
-from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
-from manyheads.recovery.queries.rotary.forms import FormSettings
-from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
-from manyheads.recovery.queries.sigmoid_network import EXACT
-from manyheads.recovery.queries.warm_start import Followed, follow_nets
-from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
+from manyheads.recovery.queries.rotary.forms import Frame
+from manyheads.recovery.queries.values.output_spaces import split_projections
+from manyheads.recovery.queries.values.probes import Gates, Stacks, read_stacks
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums, read_sums
+from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the logits that are read: larger ones leave some weights too small
@@ -40,93 +41,57 @@ STEP = 0.3  # length of the step to a neighbouring direction, relative to the di
 FAR = (4, 16, 64, 112)
 
 
-def extract_rotary(oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None) -> Extracted:
+def extract_rotary(oracle: Oracle, noise: float, rng: Generator, effort: Effort = SPARING) -> Extracted:
     """Extract a causal layer whose queries and keys are turned by their positions."""
-    settings = settings or FormSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums = _read_linear(oracle, noise, rng, figures)
     with log.stage("values") as figures:
-        values = _split_values(oracle, sums, noise, rng, settings, figures)
+        stacks, length = _read_stacks(oracle, sums, noise, rng, effort)
+        values = split_projections(sums, stacks)
+        figures |= stacks.figures() | values.figures()
     with log.stage("logits") as figures:
         read = Reader(oracle, sums.bias, values.projection).read
-        layer: Any = LogitForms(read, noise, rng, settings, values, sums.bias, np.eye(oracle.dim)).read(figures)
+        found = LogitForms(read, noise, rng, effort, values, sums.bias, np.eye(oracle.dim), length)
+        figures["size"] = found.shorten()
+        layer: Any = found.read(figures)
     layer = refine_turned(oracle, layer, noise, rng, log)
     longest = layer.offsets if layer.turns is None else None
     return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", longest=longest)
-
-
-class Values(NamedTuple):
-    """Input and output spaces of the heads: W (m, d, d), their ranks, and a length of tokens at which gates move."""
-
-    projection: Array
-    ranks: list[int]
-    length: float
 
 
 def _read_linear(oracle: Oracle, noise: float, rng: Generator, figures: Figures) -> Sums:
     """Read W_S and c, and refuse a function whose answers to one token are not affine."""
     sums = read_sums(oracle, oracle.dim)
     figures["linear"] = rest = sums.curvature(oracle, rng, 1)
-    NotALayer.if_above(
-        rest, max(1e-8, 1e3 * noise), "the answer to one token is not linear in it: a norm, or no attention layer"
-    )
+    what = "the answer to one token is not linear in it: a norm, or no attention layer"
+    NotALayer.if_above(rest, max(1e-8, 1e3 * noise), what)
     return sums
 
 
-def _split_values(
-    oracle: Oracle, sums: Sums, noise: float, rng: Generator, settings: FormSettings, figures: Figures
-) -> Values:
-    """Find the heads, follow them through neighbouring directions, and take their projections out of the sum."""
+def _read_stacks(oracle: Oracle, sums: Sums, noise: float, rng: Generator, effort: Effort) -> tuple[Stacks, float]:
+    """Find the heads, and follow them until their spaces are exhausted; and a length at which gates move."""
     heads = find_counted_heads(oracle, sums.bias, sums.projection, noise, rng)
     allowed = max(1e-11, 5 * float(heads.net.residual), 30 * noise)
     bases = [np.linalg.qr(rng.standard_normal((oracle.dim,) * 2))[0] for _ in range(3)]
     basis = np.concatenate(bases) * np.linalg.norm(heads.direction)
     floor = max(heads.amplification * max(noise, 1e-15), 1e-12)
 
-    def follow(block: Array) -> Followed:
-        def ask(moves: Array) -> Array:
-            return ask_counts(oracle, sums.bias, heads.gate, heads.direction + moves)
+    def probes(moves: Array) -> Array:
+        return heads.direction + moves
 
-        return follow_nets(heads.gate.net, ask, heads.net, block, step=STEP, allowed=allowed)
+    def ask(moves: Array) -> Array:
+        return ask_counts(oracle, sums.bias, heads.gate, probes(moves))
 
-    def stack(probed: Probed) -> tuple[Array, list[int]]:
-        rows = np.swapaxes(probed.nets.values * probed.weights[:, :, None], 0, 1)  # (m, probes, d)
-        spectra = [np.linalg.svd(one, compute_uv=False) for one in rows]
-        return rows, [forms.gap_rank(one, max(1e-6, 100 * floor)) for one in spectra]
+    more = max(4, effort.extra)
 
-    more = max(4, settings.extra)
+    def wanted(ranks: Indices | None, count: int) -> int:
+        return more if (oracle.dim if ranks is None else ranks.max()) > count - effort.extra else 0
 
-    def wanted(probed: Probed) -> int:
-        return more if max(stack(probed)[1]) > len(probed.moves) - settings.extra else 0
-
-    errors = heads.gate.net, heads.amplification
-    probed = probe_until(heads.net, basis, follow, wanted, first=more, errors=errors)
-    rows, ranks = stack(probed)
-    spare = rows.shape[1] - max(ranks)
-    figures |= {"heads": len(rows), "probes": rows.shape[1], "dropped": probed.dropped}
-    figures["amplification"] = heads.amplification
-    if spare < 2 and max(ranks) < oracle.dim:
-        raise _too_large(ranks, oracle.dim)
-    return share_out(sums, rows, ranks, floor, float(np.median(heads.gate.scales)), figures)
-
-
-def share_out(sums: Sums, rows: Array, ranks: list[int], floor: float, length: float, figures: Figures) -> Values:
-    """Take the projections of the heads out of their sum, from what each reads at probes (m, probes, d)."""
-    if sum(ranks) > len(sums.bias):
-        raise _too_large(ranks, len(sums.bias))
-    spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
-    projection = sums.split(spaces)
-    rest = float(np.linalg.norm(projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection))
-    figures |= {"sum_rule": rest, "condition": float(np.linalg.cond(np.concatenate(spaces)))}
-    FitError.if_above(rest, max(1e-6, 1e3 * floor), "the projections of the heads do not add up to their sum")
-    return Values(projection, ranks, length)
-
-
-def _too_large(ranks: list[int], dim: int) -> RankBudgetError:
-    return RankBudgetError(
-        f"{len(ranks)} output spaces of ranks {ranks} in dimension {dim}: full rank, or noisy answers", sum(ranks), dim
-    )
+    levels = max(floor, 1e-9) * np.linalg.norm(heads.net.values, axis=1)
+    gates = Gates(heads.gate.net, heads.net, ask, probes, allowed, levels, heads.amplification)
+    stacks = read_stacks(gates, basis, wanted, step=STEP, first=more)
+    return stacks, float(np.median(heads.gate.scales))
 
 
 @dataclass
@@ -136,42 +101,44 @@ class LogitForms:
     read_logits: Callable[[Array, Indices, Indices], Ledger]  # of tokens[pieces] at positions
     noise: float
     rng: Generator
-    settings: FormSettings
-    values: Values
+    effort: Effort
+    values: Projections
     bias: Array
     space: Array  # orthonormal rows (b, d) that span the tokens
-    length: float = 0.0  # of the tokens whose logits are read, relative to root d; 0: chosen by the size of logits
+    length: float  # of the tokens whose logits are read, relative to root d
     repeats: int = 1  # sets of spanning tokens that are asked about
+
+    @property
+    def kept(self) -> int:
+        """Tokens of a sequence: an even number beyond two."""
+        ranks = self.values.ranks
+        kept = max(2, int(self.effort.share * min(len(self.bias) / len(ranks), *ranks)))
+        return kept - (kept % 2 if kept > 2 else 0)
 
     def read(self, figures: Figures) -> RotaryLayer:
         """Read logits, and find the forms of all offsets."""
-        projection, ranks, length = self.values
-        dim, heads, most = len(self.space), len(projection), max(ranks)
-        kept = max(2, int(self.settings.share * min(len(self.bias) / heads, *ranks)))
-        kept -= kept % 2 if kept > 2 else 0
+        dim, most, kept = len(self.space), int(self.values.ranks.max()), self.kept
         exact = self.noise <= EXACT
-        few = min(dim, max(most + self.settings.extra * (1 if exact else 3), kept))
-        if not self.length:
-            self.length = length
-            figures["size"] = self._shorten(kept)
+        few = min(dim, max(most + self.effort.extra * (1 if exact else 3), kept))
         tokens = self._tokens(few), self._basis()
         walk = self.read_logits(np.concatenate(tokens), alternate(few, len(tokens[1]), kept), np.arange(1, kept + 1))
-        spaces = self._spaces(walk, *tokens, None if exact else most)
-        needed = int(self.settings.excess * max(space.rank**2 for space in spaces) * kept / (kept - 1)) + 4
+        first = self._forms(walk, *tokens, None if exact else most)
+        frames = [frame for frame, _ in first]
+        needed = int(self.effort.excess * max(frame.shape[0] ** 2 for frame in frames) * kept / (kept - 1)) + 4
         ledger = Ledger.join([walk, self._read_random({0: needed, 2: needed}, kept)])
-        figures.update(tokens=kept, sketches=few, rank=max(space.rank for space in spaces))
-        cores = self._cores(spaces, ledger, [0, 2], figures)
-        found = forms.find_turns(spaces, cores)
+        figures.update(tokens=kept, sketches=few, rank=max(frame.shape[0] for frame in frames))
+        cores = self._cores(first, ledger, [0, 2], figures)
+        found = forms.find_turns(frames, cores)
         rest = forms.turned_residual(found, ledger)
         rest = {offset: rest[offset] for offset in rest if offset != 1}
         figures["turned"] = max(rest.values())
-        listed = range(self.settings.offsets)
+        listed = range(self.effort.offsets)
         if max(rest.values()) < max(1e-5, 1e4 * self.noise):
             for offset in () if exact else FAR:
                 far = self._read_random({offset: needed}, kept)
-                more = self._cores(spaces, far, [offset], figures)
+                more = self._cores(first, far, [offset], figures)
                 cores = [known | {offset: core[offset]} for known, core in zip(cores, more, strict=True)]
-                found = forms.refine_turns(spaces, found, cores)
+                found = forms.refine_turns(frames, found, cores)
                 figures[f"turned to {offset}"] = forms.turned_residual(found, far)[offset]
             turns: Turns | None = found
             cores = [{t: core for t, core in known.items() if t in (0, 1, 2)} for known in cores]
@@ -179,16 +146,16 @@ class LogitForms:
             turns = None
             others = [t for t in listed if t > 2]
             ledger = Ledger.join([ledger, self._read_random(dict.fromkeys(others, needed), kept)])
-            cores = self._cores(spaces, ledger, [0, *listed[2:]], figures)
-        pairs, listing = list(zip(spaces, cores, strict=True)), []
+            cores = self._cores(first, ledger, [0, *listed[2:]], figures)
+        pairs, listing = list(zip(frames, cores, strict=True)), []
         for t in listed:
             own = turns is None or t in cores[0]
-            listing.append([forms.assemble(s, known[t]) for s, known in pairs] if own else found.form(t))
-        return RotaryLayer(np.array(listing), projection, self.bias, turns)
+            listing.append([frame.form(known[t]) for frame, known in pairs] if own else found.form(t))
+        return RotaryLayer(np.array(listing), self.values.projection, self.bias, turns)
 
-    def _shorten(self, kept: int) -> float:
+    def shorten(self) -> float:
         """Choose the length of tokens at which the logits of the sharpest head have about the size SIZE."""
-        size = 0.0
+        size, kept = 0.0, self.kept
         for _ in range(3):
             pieces = np.arange(4 * kept).reshape(4, kept)
             logits = self.read_logits(self._tokens(pieces.size), pieces, np.arange(1, kept + 1)).logits
@@ -213,33 +180,30 @@ class LogitForms:
             parts.append(self.read_logits(self._tokens(pieces.size), pieces, positions))
         return Ledger.join(parts)
 
-    def _spaces(self, walk: Ledger, few: Array, fresh: Array, most: int | None) -> list[forms.Spaces]:
+    def _forms(self, walk: Ledger, few: Array, fresh: Array, most: int | None) -> list[tuple[Frame, Array]]:
         """Find the form of every head at offset 1 from what a walk shows."""
         near = walk.offset == 1
         table = np.full((len(walk.tokens), len(walk.tokens), walk.logits.shape[1]), np.nan)
         weight = np.zeros_like(table)
         table[walk.query[near], walk.key[near]] = walk.logits[near]
-        weight[walk.query[near], walk.key[near]] = walk.weights()[near]
+        weight[walk.query[near], walk.key[near]] = walk.weight[near]
         first = len(few)
         noise = max(self.noise, 1e-13)
         found = []
         for head in range(walk.logits.shape[1]):
             own, seen = table[..., head], weight[..., head]
             sketch, back = (own[first:, :first], seen[first:, :first]), (own[:first, first:], seen[:first, first:])
-            found.append(forms.find_spaces(sketch, back, (fresh, few), noise, most))
+            found.append(forms.find_form(sketch, back, (fresh, few), noise, most))
         return found
 
     def _cores(
-        self, spaces: list[forms.Spaces], ledger: Ledger, offsets: list[int], figures: Figures
+        self, found: list[tuple[Frame, Array]], ledger: Ledger, offsets: list[int], figures: Figures
     ) -> list[dict[int, Array]]:
         """Find the cores of all heads at some offsets, beside that at offset 1, and record the worst residual."""
-        cores: list[dict[int, Array]] = [{1: space.core} for space in spaces]
-        worst = 0.0
-        for offset in offsets:
-            (queries, keys, logits), weight = ledger.at(offset), ledger.weights(offset)
-            for head, space in enumerate(spaces):
-                own = weight[:, head]
-                cores[head][offset], rest = forms.find_core(space, queries, keys, logits[:, head], own)
+        cores, worst = [{1: core} for _, core in found], 0.0
+        for head, (frame, _) in enumerate(found):
+            for offset in offsets:
+                cores[head][offset], rest = forms.find_core(frame, ledger, head, offset)
                 worst = max(worst, rest)
         figures["cores"] = worst
         allowed = max(1e-4, 1e5 * self.noise)

@@ -21,13 +21,15 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.gates.sphere_pairs import read_normalized_sums
+from manyheads.recovery.queries.logits.attention_weights import LEAST, solve_weights
+from manyheads.recovery.queries.logits.ledger import Ledger
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
-from manyheads.recovery.queries.rotary.forms import FormSettings
-from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, entries, solve_weights
-from manyheads.recovery.queries.rotary.method import LogitForms, Values, share_out
+from manyheads.recovery.queries.rotary.method import LogitForms
 from manyheads.recovery.queries.scores.refined_heads import refine_spaces
-from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
+from manyheads.recovery.queries.values.output_spaces import split_projections
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums
 from manyheads.recovery.refusals import NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -36,24 +38,21 @@ CLEAN = 1e-9  # leak of a head in another from which output spaces are refined
 REPEATS = 2  # tokens that span, times so many: some of their logits are lost
 
 
-def extract_rotary_on_sphere(
-    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None
-) -> Extracted:
+def extract_rotary_on_sphere(oracle: Oracle, noise: float, rng: Generator, effort: Effort = SPARING) -> Extracted:
     """Extract a causal layer behind a norm whose queries and keys are turned by their positions."""
     if not oracle.causal:
         raise NotALayer(
             "rotary positions behind a norm are extracted from causal layers alone: give the function without the norm"
         )
-    settings = settings or FormSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
     with log.stage("values") as figures:
-        values = _read_values(oracle, sums, basis, noise, rng, settings, figures)
+        values = _read_values(oracle, sums, basis, noise, rng, effort, figures)
     with log.stage("logits") as figures:
         reader = NormalizedReader(oracle, sums.bias, values.projection, np.sqrt(oracle.dim) * basis[0])
-        forms = LogitForms(reader.read, noise, rng, settings, values, sums.bias, basis, length=1.0, repeats=REPEATS)
+        forms = LogitForms(reader.read, noise, rng, effort, values, sums.bias, basis, 1.0, REPEATS)
         found = forms.read(figures)
     layer: Any = found.of_scaled_tokens(np.sqrt(1 + norm.epsilon))  # tokens of the sphere are longer than u
     longest = layer.offsets if layer.turns is None else None
@@ -62,19 +61,20 @@ def extract_rotary_on_sphere(
 
 
 def _read_values(
-    oracle: Oracle, sums: Sums, basis: Array, noise: float, rng: Generator, settings: FormSettings, figures: Figures
-) -> Values:
+    oracle: Oracle, sums: Sums, basis: Array, noise: float, rng: Generator, effort: Effort, figures: Figures
+) -> Projections:
     """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""
     heads = find_repeated_heads(oracle, basis, np.sqrt(oracle.dim), noise, rng)
     figures |= {"heads": heads.shares.shape[1], "condition of weights": heads.condition, "rank one": heads.residual}
-    floor = heads.floor(1e-9)
-    rows, ranks = heads.output_rows(settings.extra, floor, rng)
-    figures["probes"] = rows.shape[1]
-    if heads.leak > CLEAN and sum(ranks) <= oracle.dim:
-        spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
-        spaces, figures["mixed"] = refine_spaces(oracle, sums, spaces, 1.0, rng, sphere=basis)
-        rows = np.array([one @ np.linalg.pinv(space) @ space for one, space in zip(rows, spaces, strict=True)])
-    return share_out(sums, rows, ranks, max(floor, 1e-9), 1.0, figures)
+    stacks = heads.output_rows(effort.extra, heads.floor(1e-9), rng)
+    assert stacks.ranks is not None
+    if heads.leak > CLEAN and stacks.ranks.sum() <= oracle.dim:
+        spaces, figures["mixed"] = refine_spaces(oracle, sums, stacks.spaces(), 1.0, rng, sphere=basis)
+        rows = [one @ np.linalg.pinv(space) @ space for one, space in zip(stacks.values, spaces, strict=True)]
+        stacks = stacks._replace(values=np.array(rows))
+    found = split_projections(sums, stacks)
+    figures |= stacks.figures() | found.figures()
+    return found
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class NormalizedReader:
         others = np.delete(pieces, signed, axis=0)
         if not len(others):
             return both
-        rows, weight = both.offset == 0, both.weights(0)
+        rows = both.offset == 0
+        weight = both.weight[rows]
         own, sure = np.zeros((2, len(tokens), len(self.projection)))
         np.add.at(own, both.query[rows], weight * both.logits[rows])
         np.add.at(sure, both.query[rows], weight)
@@ -104,10 +105,9 @@ class NormalizedReader:
         ):
             known = np.minimum(np.minimum(weights[:, :-1], weights[:, -1:]) / SURE, 1.0)
             known = np.minimum(known, sure[others[:, row]][:, None])
-            parts.append(entries(others, positions, row, row, ratios + own[others[:, row]][:, None], known))
-        plain = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        first = (both.query, both.key, both.offset, both.logits, both.weights())
-        return Ledger(tokens, *(np.concatenate(pair) for pair in zip(first, plain, strict=True)))
+            logits = ratios + own[others[:, row]][:, None]
+            parts.append(Ledger.of_row(tokens, others, positions, row, logits, known))
+        return Ledger.join([both, *parts])
 
     def _read_signed(self, tokens: Array, pieces: Indices, positions: Indices) -> Ledger:
         """Ask with two patterns of signs, which show q of every token but the first."""
@@ -125,8 +125,8 @@ class NormalizedReader:
             sure[:, -1] = near.max(1)
             logits = np.where(odd[:, None], (one - two) / 2, (one + two) / 2 + own[:, None])
             logits = np.concatenate([logits, own[:, None]], axis=1)
-            parts.append(entries(pieces, positions, row, row + 1, logits, sure))
-        return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+            parts.append(Ledger.of_row(tokens, pieces, positions, row, logits, sure))
+        return Ledger.join(parts)
 
     def _relative_logits(self, chosen: Array, positions: Indices) -> list[tuple[Array, Array]]:
         """Return log-ratios (n, row, m) of earlier tokens to the own one, and weights, of every row but the first."""
@@ -141,7 +141,8 @@ class NormalizedReader:
             if positions[row] > row:  # gaps before
                 seen = np.concatenate([seen, np.broadcast_to(self.filler, (count, 1, dim))], axis=1)
             values = np.einsum("nkd,mde->nkme", seen - own[:, None], self.projection, optimize=True)
-            weights = solve_weights(values, y[:, row] - own @ self.projection.sum(0))
+            answers = y[:, [row]] - (own @ self.projection.sum(0))[:, None]
+            weights = solve_weights(values, answers, [values.shape[1]])[0]
             weights = np.concatenate([weights[:, :row], 1 - weights.sum(1, keepdims=True)], axis=1)
             weights = np.maximum(weights, LEAST)
             found.append((np.log(weights[:, :-1]) - np.log(weights[:, -1:]), weights))

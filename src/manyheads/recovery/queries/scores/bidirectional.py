@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
@@ -31,21 +29,10 @@ class Reading(NamedTuple):
     keys: int
 
 
-class Prefixes(Behind):
-    """An oracle whose rows see later tokens, asked as a causal one: every row is the last one of a prefix."""
-
-    def __call__(self, x: Array, read: Read = "last") -> Array:
-        """Ask about sequences (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
-        if read == "last":
-            return self.behind(x)
-        rows = range(x.shape[1]) if read == "all" else [row % x.shape[1] for row in read]
-        return np.stack([self.behind(x[:, : row + 1]) for row in rows], axis=1)
-
-
 class Backwards(Behind):
     """An oracle that is asked from the end: its last row is the first one."""
 
-    def __call__(self, x: Array, read: Read = "last") -> Array:
+    def answer(self, x: Array, read: Read) -> Array:
         """Return the row of the last token of x (n, k, d), which stands first."""
         assert read == "last"
         return self.behind(x[:, ::-1], read=(0,))[:, 0]
@@ -57,7 +44,8 @@ def extract_bidirectional(
     """Extract a layer whose rows see later tokens, by `extract`, which asks as of a causal one."""
     if oracle.limits.last_row:
         raise LimitError("rows see later tokens: other scores are read from all rows, and the last alone is shown")
-    layer, reading = extract(Prefixes(oracle, causal=True))
+    # every row is the last one of a prefix
+    layer, reading = extract(Behind(oracle, causal=True, limits=replace(oracle.limits, last_row=True)))
     if not (isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.sink is None):
         raise NotALayer(
             "later tokens are seen, and scores turn or stand beside sinks: these are extracted from causal layers alone"

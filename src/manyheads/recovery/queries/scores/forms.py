@@ -10,33 +10,13 @@ obey M^(t+1) = G M^(t), and the last columns g_t obey g_(t+1) + s = G (g_t + s):
 give the forms at all offsets, and frequencies are found, not needed. Derived here.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy.linalg
 
 from manyheads.recovery._types import Array
-from manyheads.recovery.layers.rotary import Turns
-from manyheads.recovery.queries.rotary.forms import CUT, NOTHING, extend, find_turn, gap_rank, solve_scaled
-from manyheads.recovery.queries.rotary.logits import Ledger
+from manyheads.recovery.queries.rotary.forms import CUT, NOTHING, Frame, extend
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import RankBudgetError
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Column space L (d + 1, l) of the forms of one head, and row space (d + 1, k + 1): that of W_K, and e."""
-
-    left: Array
-    right: Array
-
-    def features(self, queries: Array, keys: Array) -> Array:
-        """Return what multiplies the core in the scores of pairs of tokens (N, d), as (N, l (k + 1))."""
-        left, right = extend(queries) @ self.left, extend(keys) @ self.right
-        return (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
-
-    def form(self, core: Array) -> Array:
-        """Return the form (d + 1, d + 1) of a core."""
-        return self.left @ core @ self.right.T
 
 
 def find_frame(columns: tuple[Array, Array], rows: tuple[Array, Array], noise: float) -> Frame:
@@ -44,7 +24,7 @@ def find_frame(columns: tuple[Array, Array], rows: tuple[Array, Array], noise: f
     queries, scores = columns
     left = _range(_solve(queries, scores), scores, noise)
     keys, table = rows
-    return Frame(left, beside_one(_range(_solve(keys, table.T)[:-1], table, noise)))
+    return Frame(left, beside_one(_range(_solve(keys, table.T)[:-1], table, noise)), constant=True)
 
 
 def beside_one(space: Array) -> Array:
@@ -69,36 +49,6 @@ def _range(sketch: Array, scores: Array, noise: float) -> Array:
     u, s, _ = np.linalg.svd(sketch, full_matrices=False)
     rank = gap_rank(s, max(CUT, 100 * noise))
     if rank == len(s) < len(sketch) - 1:
-        raise RankBudgetError(
-            f"no gap among {len(s)} sketches of a form: scores of no small rank, or of few digits", s[-1] / s[0], CUT
-        )
+        what = f"no gap among {len(s)} sketches of a form: scores of no small rank, or of few digits"
+        raise RankBudgetError(what, s[-1] / s[0], CUT)
     return u[:, :rank]
-
-
-def find_core(frame: Frame, ledger: Ledger, head: int, offset: int) -> tuple[Array, float]:
-    """Return the core (l, k + 1) of one head that explains its scores at one offset, and the relative residual."""
-    queries, keys, scores = ledger.at(offset)
-    scores = scores[:, head]
-    core, rest = solve_scaled(frame.features(queries, keys), scores)
-    rest /= float(np.linalg.norm(scores - scores.mean()) + NOTHING * np.sqrt(len(scores)))
-    return core.reshape(frame.left.shape[1], frame.right.shape[1]), rest
-
-
-def find_turns(frames: list[Frame], cores: list[dict[int, Array]]) -> Turns:
-    """Return how heads turn, from their cores at consecutive offsets t, ..., the first of them at least 1."""
-    left, turn, first, shift = [], [], [], []
-    for frame, known in zip(frames, cores, strict=True):
-        offsets = sorted(known)
-        step = find_turn([known[t][:, :-1] for t in offsets], 1e10)
-        # last columns: g_(t+1) - G g_t = (G - 1) s
-        moved = [known[t + 1][:, -1] - step @ known[t][:, -1] for t in offsets[:-1]]
-        back = np.linalg.pinv(step - np.eye(len(step)), rcond=1e-6)
-        constant = back @ np.mean(moved, axis=0)
-        start = known[offsets[0]].copy()
-        start[:, -1] += constant
-        start = np.linalg.matrix_power(np.linalg.inv(step), offsets[0] - 1) @ start
-        left.append(frame.left)
-        turn.append(step)
-        first.append(start @ frame.right.T)
-        shift.append(constant)
-    return Turns(tuple(left), tuple(turn), tuple(first), tuple(shift))

@@ -22,10 +22,10 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.repeated_tokens import difference, find_repeated_heads
-from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.scores.refined_heads import refine_spaces
+from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to the first
@@ -51,12 +51,13 @@ class Heads:
     separation: float  # smallest distance of two heads, in relative weights
     residual: float  # what the heads leave of random rows, relative
     condition: float  # of all output spaces together
+    sum_error: float = 0.0  # what the projections lack of their sum, relative
 
     @classmethod
     def of(cls, sums: Sums, spaces: list[Array], separation: float, rest: float) -> "Heads":
         """Take the projections of the heads out of their sum."""
-        condition = float(np.linalg.cond(np.concatenate(spaces)))
-        return cls(sums.split(spaces), [len(space) for space in spaces], separation, rest, condition)
+        found = sums.split(spaces)
+        return cls(found.projection, found.ranks.tolist(), separation, rest, found.condition, found.sum_error)
 
 
 def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Heads:
@@ -68,13 +69,11 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Head
     first = first_length(oracle, rng)
     try:
         few = find_repeated_heads(oracle, np.eye(dim), first * np.sqrt(dim), noise, rng, tries=2)
-        rows, ranks = few.output_rows(EXTRA, few.floor(1e-7), rng)
-        spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
+        spaces = few.output_rows(EXTRA, few.floor(1e-7), rng).spaces()
         check_room(spaces)
         spaces, rest = refine_spaces(oracle, sums, spaces, first, rng)
         one = Heads.of(sums, spaces, 1 / few.condition, rest)
-        missing = np.linalg.norm(one.projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection)
-        if missing < COMPLETE:
+        if one.sum_error < COMPLETE:
             found = one
             if rest < max(RIGHT, 1e3 * noise):
                 return found
@@ -156,7 +155,8 @@ def output_spaces(jacobians: Array, wrong: float, rng: Generator) -> tuple[list[
         if seen_rank == rank and values[-1] > SEEN * floor * values[0]:
             pencils.append(pencil)
     if not pencils:
-        raise FitError("Jacobians of no offset reach all output spaces: shared values, or noisy answers", rank, dim)
+        what = "Jacobians of no offset reach the output spaces of all heads: heads share values, or answers are noisy"
+        raise FitError(what, rank, dim)
     groups, separation = _groups(pencils, floor, rng)
     return [group @ space for group in groups], separation
 
@@ -184,4 +184,5 @@ def check_room(spaces: list[Array]) -> None:
     ranks, whole = [len(space) for space in spaces], np.concatenate(spaces)
     condition = float(np.linalg.cond(whole))
     if len(whole) > whole.shape[1] or condition > 1e10:
-        raise RankBudgetError(f"{len(ranks)} spaces of ranks {ranks} overlap in {whole.shape[1]}", condition, 1e10)
+        what = f"output spaces of {len(ranks)} heads overlap: ranks {ranks} in dimension {whole.shape[1]}"
+        raise RankBudgetError(what, condition, 1e10)

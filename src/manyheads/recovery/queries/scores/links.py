@@ -16,13 +16,14 @@ read off the scores of any key, and its square is a quadratic form and a constan
 and keys exchanged. Derived here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from manyheads.recovery._types import Array
+from manyheads.recovery.layers.scores import token_norms
+from manyheads.recovery.queries.logits.ledger import Ledger
 from manyheads.recovery.queries.rotary.forms import extend, solve_scaled
-from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.refusals import FitError
 
 READ = 9.0  # scores beyond leave weights too small to be read
@@ -40,12 +41,12 @@ class Link:
 
     def forms(self, ledger: Ledger) -> Ledger:
         """Return a ledger of what the forms give, from one of scores."""
-        values = self.remove_cap(ledger.logits)
+        values, tokens = self.remove_cap(ledger.logits), extend(ledger.tokens)[None]
         if self.query_norm is not None:
-            values = values * norms(self.query_norm, ledger.tokens)[ledger.query]
+            values = values * token_norms(self.query_norm, tokens)[:, 0, ledger.query].T
         if self.key_norm is not None:
-            values = values * norms(self.key_norm, ledger.tokens)[ledger.key]
-        return Ledger(ledger.tokens, ledger.query, ledger.key, ledger.offset, values)
+            values = values * token_norms(self.key_norm, tokens)[:, 0, ledger.key].T
+        return replace(ledger, logits=values)
 
     def remove_cap(self, scores: Array) -> Array:
         """Return scores before the cap."""
@@ -89,18 +90,11 @@ def fit_norm(tokens: Array, values: Array, space: Array) -> tuple[Array, float]:
     first, second = np.triu_indices(space.shape[1])
     features = np.concatenate([inside[:, first] * inside[:, second], np.ones((len(tokens), 1))], axis=1)
     features /= values[:, None] ** 2
-    found, rest = solve_scaled(features, np.ones(len(tokens)))
+    found, left = solve_scaled(features, np.ones(len(tokens)))
     form = np.zeros((space.shape[1],) * 2)
     form[first, second] = found[:-1] / 2
     form = form + form.T
     whole = np.zeros((tokens.shape[1] + 1,) * 2)
     whole[:-1, :-1] = space @ form @ space.T
     whole[-1, -1] = max(found[-1], 0.0)
-    return whole, rest / len(tokens) ** 0.5
-
-
-def norms(form: Array, tokens: Array) -> Array:
-    """Return the norms (N, m) of tokens (N, d) from their squares (m, d + 1, d + 1)."""
-    wide = extend(tokens)
-    squares = np.einsum("nd,mde,ne->nm", wide, form, wide, optimize=True)
-    return np.sqrt(np.maximum(squares, np.finfo(np.float64).tiny))
+    return whole, float(np.sqrt(np.mean(left**2)))

@@ -14,24 +14,26 @@ S4  Spaces of the forms, and forms of two offsets as small linear problems (`for
 Every step is believed only if it predicts scores that were not used. The figures stand in the stages of the result.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from manyheads.recovery._types import Array, Ask, Figures, Generator
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.limits import MARGIN
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.logits.ledger import Ledger
+from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.refinement import refine_turned
-from manyheads.recovery.queries.rotary.forms import FormSettings, turned_residual
-from manyheads.recovery.queries.rotary.logits import Ledger
+from manyheads.recovery.queries.rotary.forms import Frame, find_core, find_turns, turned_residual
 from manyheads.recovery.queries.scores import forms, links, positions, sink_logits, sinks
 from manyheads.recovery.queries.scores.bidirectional import Reading, as_extracted, extract_bidirectional
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.sigmoid_network import EXACT
+from manyheads.recovery.queries.values.projection_sum import Sums, read_sums
 from manyheads.recovery.refusals import FitError, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -46,18 +48,17 @@ OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of anoth
 UNUSED = (7, 24)  # offsets that are read to check how heads turn
 
 
-def extract_scores(oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None) -> Extracted:
+def extract_scores(oracle: Oracle, noise: float, rng: Generator, effort: Effort = SPARING) -> Extracted:
     """Extract a layer whose scores depend on positions, with what may stand between forms and scores."""
-    settings = settings or FormSettings()
     log = StageLog(oracle)
     if not oracle.causal:
-        return extract_bidirectional(oracle, lambda asked: _extract(asked, noise, rng, settings, log), log, noise)
-    layer, _ = _extract(oracle, noise, rng, settings, log)
+        return extract_bidirectional(oracle, lambda asked: _extract(asked, noise, rng, effort, log), log, noise)
+    layer, _ = _extract(oracle, noise, rng, effort, log)
     return as_extracted(refine_turned(oracle, layer, noise, rng, log), log)
 
 
 def _extract(
-    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings, log: StageLog
+    oracle: Oracle, noise: float, rng: Generator, effort: Effort, log: StageLog
 ) -> tuple[RotaryLayer, Reading]:
     """Extract a layer, as far as rows see no later tokens, and return how its scores are read."""
     with log.stage("sums"):
@@ -74,7 +75,7 @@ def _extract(
         figures |= {"residual": heads.residual, "condition": heads.condition}
     with log.stage("kind") as figures:
         reader = ScoreReader(oracle, sums.bias, heads.projection, None, beside.value_bias if beside else None)
-        scores = _Scores(reader, noise, rng, settings, heads, beside is not None)
+        scores = _Scores(reader, noise, rng, effort, heads, beside is not None)
         scores.find_kind(figures)
     with log.stage("scores") as figures:
         return scores.read(figures), Reading(scores.reader, scores._tokens, scores.keys)
@@ -83,17 +84,15 @@ def _extract(
 class _Scores:
     """Scores of pairs of tokens of one length, and the forms that explain them."""
 
-    def __init__(
-        self, reader: ScoreReader, noise: float, rng: Generator, settings: FormSettings, heads: Heads, sinks: bool
-    ):
-        self.reader, self.rng, self.settings, self.heads, self.sinks = reader, rng, settings, heads, sinks
+    def __init__(self, reader: ScoreReader, noise: float, rng: Generator, effort: Effort, heads: Heads, sinks: bool):
+        self.reader, self.rng, self.effort, self.heads, self.sinks = reader, rng, effort, heads, sinks
         oracle = reader.oracle
         self.answers, self.noise = noise, max(noise, 1e-15, heads.residual)
         self.exact = noise <= EXACT
         self.allowed = max(1e-4 if self.exact else ROUGH, 1e3 * self.noise)
         self.dim, self.length = oracle.dim, 1.0
         self.link, self.kind = links.Link(), "form"
-        self.spare = settings.extra if self.exact else self.dim  # tokens beyond those that span
+        self.spare = effort.extra if self.exact else self.dim  # tokens beyond those that span
         self.window: int | None = None
         self.longest = MARGIN * oracle.limits.reach / np.sqrt(oracle.dim)  # length that tokens may have
         self.longer = 1.0  # tokens whose norms are read, relative to the others
@@ -101,7 +100,7 @@ class _Scores:
         what = f"heads of rank {min(heads.ranks)}: query, reference and key are told apart by rank 3 or more"
         RankBudgetError.if_below(most, 3, what)
         taken = 2 + (self.reader.value_bias is not None)  # a query, a reference, and zeros where they pass on something
-        self.keys = max(1, int(settings.share * most) - taken)  # keys of a sequence beside them
+        self.keys = max(1, int(effort.share * most) - taken)  # keys of a sequence beside them
 
     # Kind of the scores
 
@@ -154,7 +153,8 @@ class _Scores:
         read = np.abs(three) < links.READ
         bent, moved = float(np.linalg.norm((three - 2 * two + one)[read])), float(np.linalg.norm((three - one)[read]))
         figures["bent scores"] = rest = bent / (moved + np.finfo(np.float64).tiny)
-        FitError.if_above(rest, self.allowed, "scores are not affine in a key: caps, norms are read, not beside biases")
+        what = "scores are not affine in a key: caps and norms are read, but not beside biases, offsets or sinks"
+        FitError.if_above(rest, self.allowed, what)
 
     def _tokens(self, count: int) -> Array:
         drawn = self.rng.standard_normal((count, self.dim))
@@ -205,13 +205,13 @@ class _Scores:
     def read(self, figures: Figures) -> RotaryLayer:
         """Read scores, and find the forms of all offsets."""
         frames = self._frames_behind_norms(figures) if self.kind == "norm" else self._frames()
-        count = max(frame.left.shape[1] * frame.right.shape[1] for frame in frames)
+        count = max(int(np.prod(frame.shape)) for frame in frames)
         used = (1, 2) if self.reader.reference is None else (2, 3)
-        ledger = self.link.forms(self._read_pairs(dict.fromkeys(used, int(self.settings.excess * count) + 4)))
-        solved = [{t: forms.find_core(frame, ledger, head, t) for t in used} for head, frame in enumerate(frames)]
+        ledger = self.link.forms(self._read_pairs(dict.fromkeys(used, int(self.effort.excess * count) + 4)))
+        solved = [{t: find_core(frame, ledger, head, t) for t in used} for head, frame in enumerate(frames)]
         cores = [{t: core for t, (core, _) in known.items()} for known in solved]
         worst = max(rest for known in solved for _, rest in known.values())
-        figures |= {"rank of forms": max(frame.left.shape[1] for frame in frames), "cores": worst}
+        figures |= {"rank of forms": max(frame.shape[0] for frame in frames), "cores": worst}
         FitError.if_above(worst, self.allowed, "the scores at some offset are no bilinear form of the tokens")
         both = [np.array([frame.form(core[t]) for frame, core in zip(frames, cores, strict=True)]) for t in used]
         figures["changed"] = changed = positions.relative_change(*both)
@@ -220,14 +220,14 @@ class _Scores:
             turns, drawn = _constant_turns(both[0]), (self._tokens, self.keys, self.window, self.noise)
             terms, slopes, rest = positions.read_terms(self.reader, both[0], *drawn)
         else:
-            turns = forms.find_turns(frames, cores)
+            turns = find_turns(frames, cores)
             unused = [t for t in UNUSED if self.window is None or t + 1 < self.window]
             fresh = [self.link.forms(self._read_pairs({t: 4 * self.keys})) for t in unused]
             rest = max([worst, *(max(turned_residual(turns, ledger).values()) for ledger in fresh)])
         figures["other offsets"] = rest
         what = "scores at other offsets are neither rotations nor terms of position, or too sharp to be read"
         FitError.if_above(rest, OTHER, what)
-        listing = np.array([turns.form(t) for t in range(self.settings.offsets)])
+        listing = np.array([turns.form(t) for t in range(self.effort.offsets)])
         if terms is None and self.window is None and self.kind == "form" and not self.sinks:
             return RotaryLayer(listing, self.heads.projection, self.reader.bias, turns)
         layer = ScoreLayer(listing, self.heads.projection, self.reader.bias, turns, **vars(self.link))
@@ -236,7 +236,7 @@ class _Scores:
         )
         if not self.sinks:
             return layer
-        queries = self._tokens(self.dim + 1 + 2 * self.settings.extra)
+        queries = self._tokens(self.dim + 1 + 2 * self.effort.extra)
         return sink_logits.complete(layer, self.reader, queries, self.noise, self.allowed, figures)
 
     def _read_pairs(self, needed: dict[int, int]) -> Ledger:
@@ -251,9 +251,9 @@ class _Scores:
             parts.append(self.reader.scores(tokens, pieces[:, 0], pieces[:, 1:], some))
         return Ledger.join(parts)
 
-    def _frames(self) -> list[forms.Frame]:
+    def _frames(self) -> list[Frame]:
         """Find the spaces of the forms of all heads."""
-        few = min(self.dim + 1, max(self.heads.ranks) + 1 + self.settings.extra)
+        few = min(self.dim + 1, max(self.heads.ranks) + 1 + self.effort.extra)
         sketch, fresh = self._tokens(few), self._tokens(self.dim + 1 + self.spare)
         left = self.link.remove_cap(self._of_queries(fresh, sketch))  # (few, N, m)
         right = self.link.remove_cap(self._of_keys(fresh, sketch))
@@ -276,9 +276,9 @@ class _Scores:
         blocks = [sketch[start : start + self.keys] for start in range(0, len(sketch), self.keys)]
         return np.concatenate([self.reader.follow(keys, block) for block in blocks])
 
-    def _frames_behind_norms(self, figures: Figures) -> list[forms.Frame]:
+    def _frames_behind_norms(self, figures: Figures) -> list[Frame]:
         """Find the spaces of the forms, and the norms of queries and keys, of all heads."""
-        few = min(self.dim, max(self.heads.ranks) + self.settings.extra)
+        few = min(self.dim, max(self.heads.ranks) + self.effort.extra)
         fresh, sketch = self._tokens(self.dim + 1 + (0 if self.exact else self.dim)), self._tokens(few)
         found = []
         for side, ask in (("queries", self._of_queries), ("keys", self._of_keys)):
@@ -295,9 +295,12 @@ class _Scores:
             found.append((spaces, squares))
         (left, query_norm), (right, key_norm) = found
         self.link = links.Link(None, query_norm, key_norm)
-        return [forms.Frame(np.pad(a, ((0, 1), (0, 0))), forms.beside_one(b)) for a, b in zip(left, right, strict=True)]
+        sides = zip(left, right, strict=True)
+        return [Frame(np.pad(a, ((0, 1), (0, 0))), forms.beside_one(b), constant=True) for a, b in sides]
 
-    def _squares(self, ask: Ask, sketch: Array, table: Array, spaces: list[Array]) -> tuple[Array, float]:
+    def _squares(
+        self, ask: Callable[..., Array], sketch: Array, table: Array, spaces: list[Array]
+    ) -> tuple[Array, float]:
         """Read the norms of random tokens, and fit their squares on the spaces of the forms, or on the whole space."""
         some = sketch[: max(2, min(len(sketch), 2 * self.keys))]
         rank = max(space.shape[1] for space in spaces)

@@ -22,9 +22,9 @@ import numpy as np
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Behind, Oracle, Read
-from manyheads.recovery.queries.rotary.forms import FormSettings
+from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.gates.sphere_pairs import read_norm
 from manyheads.recovery.queries.scores.method import extract_scores
-from manyheads.recovery.queries.sphere.pairs import read_norm
 from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -38,15 +38,13 @@ class BehindNorm(Behind):
         super().__init__(oracle, limits=dataclasses.replace(oracle.limits, max_norm=UNIT * float(np.sqrt(oracle.dim))))
         self.norm = norm
 
-    def __call__(self, x: Array, read: Read = "last") -> Array:
-        """Ask about sequences z (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
+    def answer(self, x: Array, read: Read) -> Array:
+        """Ask about the tokens that the norm makes u of."""
         self.limits.check(x)
         return self.behind(self.norm.inverse(x / UNIT), read)
 
 
-def extract_scores_behind_norm(
-    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None
-) -> Extracted:
+def extract_scores_behind_norm(oracle: Oracle, noise: float, rng: Generator, effort: Effort = SPARING) -> Extracted:
     """Extract a causal layer behind a norm whose scores depend on positions, with what may stand in them."""
     if not oracle.causal:
         raise NotALayer("other scores behind a norm are read of causal layers")
@@ -54,10 +52,9 @@ def extract_scores_behind_norm(
     with log.stage("norm") as figures:
         norm, _ = read_norm(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
-        FitError.if_below(
-            norm.epsilon, 1e-300, "the norm in front shows no epsilon: on a sphere plain rotary scores alone are read"
-        )
-    found = extract_scores(BehindNorm(oracle, norm), noise, rng, settings)
+        why = "the norm in front shows no epsilon: on a sphere plain rotary scores alone are read"
+        FitError.if_below(norm.epsilon, 1e-300, why)
+    found = extract_scores(BehindNorm(oracle, norm), noise, rng, effort)
     layer = found.layer.of_scaled_tokens(UNIT)  # type: ignore[attr-defined]
     parts = found.acts_on.partition(";")[2]
     acts_on = f"u = {norm.formula}, offset by offset" + (f";{parts}" if parts else "")

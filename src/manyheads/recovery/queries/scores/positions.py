@@ -83,11 +83,11 @@ def read_terms(
         pieces = np.arange(REPEATS * (len(some) + 1)).reshape(REPEATS, -1)
         found = reader.scores(draw(pieces.size), pieces[:, 0], pieces[:, 1:], some)
         for t in [0, *some] if start == 0 else some:
-            queries, keys, values = found.at(t)
+            queries, keys, values, _ = found.at(t)
             note(t, values - predict(queries, keys), values)
     if reference is not None:
         pieces = np.arange(2 * REPEATS).reshape(REPEATS, 2)
-        queries, keys, values = reader.scores(draw(pieces.size), pieces[:, 0], pieces[:, 1:], [1], anchor=2).at(1)
+        queries, keys, values, _ = reader.scores(draw(pieces.size), pieces[:, 0], pieces[:, 1:], [1], anchor=2).at(1)
         known = np.einsum("nd,mde,e->nm", extend(queries), form, reference)
         note(1, values - predict(queries, keys) + known + terms[:, 2], values)
     steps = np.arange(length)

@@ -25,7 +25,8 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, solve_weights
+from manyheads.recovery.queries.logits.attention_weights import LEAST, log_ratios, solve_weights
+from manyheads.recovery.queries.logits.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -55,35 +56,35 @@ class ScoreReader:
         x[:, length - 1 - np.array(places)] = whole
         weights = self.weights(whole, self.oracle(x, read="last"), zeros=length > whole.shape[1])
         logits = self._relative_logits(weights, length - whole.shape[1])[:, : against.shape[1]]
-        apart = np.broadcast_to([*offsets, 0], against.shape)
-        queries = np.repeat(query, against.shape[1])
-        return Ledger(tokens, queries, against.ravel(), apart.ravel(), logits.reshape(-1, logits.shape[2]))
+        apart = np.broadcast_to([*offsets, 0], against.shape).ravel()
+        queries, flat = np.repeat(query, against.shape[1]), logits.reshape(-1, logits.shape[2])
+        return Ledger(tokens, queries, against.ravel(), apart, flat, np.ones_like(flat))
 
     def follow(self, keys: Array, queries: Array) -> Array:
         """Read scores (n, N, m) of every key (N, d) with queries (n, d) that follow it in one sequence."""
         count = len(keys)
         front = np.zeros_like(keys) if self.reference is None else np.tile(self.reference, (count, 1))
         x = np.concatenate([np.stack([front, keys], axis=1), np.tile(queries, (count, 1, 1))], axis=1)
-        y = self.oracle(x, read="all")
-        tables = []
-        for row in range(2, x.shape[1]):
-            seen = x[:, 1 : row + 1] if self.reference is None else np.roll(x[:, : row + 1], -1, axis=1)
-            tables.append(self._relative_logits(self.weights(seen, y[:, row]), 1)[:, 0])
-        return np.stack(tables)
+        first = int(self.reference is None)  # a zero in front has no value
+        seen = range(3 - first, x.shape[1] + 1 - first)
+        weights = self._solve(x[:, first:], self.oracle(x, read="all")[:, 2:], seen)
+        return np.stack([self._relative_logits(one, 1, 0)[:, 1 - first] for one in weights])
 
     def weights(self, tokens: Array, answers: Array, *, zeros: bool = False) -> Array:
         """Return the weights (n, k, m) of tokens (n, k, d) in rows (n, d); `zeros`: there were zero tokens besides."""
-        values = np.einsum("nkd,mde->nkme", tokens, self.projection, optimize=True)
-        if self.value_bias is None:
-            return solve_weights(values, answers - self.bias)
-        values += self.value_bias
-        if zeros:
-            values = np.concatenate([values, np.broadcast_to(self.value_bias, (len(values), 1, *values.shape[2:]))], 1)
-        return solve_weights(values, answers - self.bias)[:, : tokens.shape[1]]
+        if zeros and self.value_bias is not None:
+            tokens = np.concatenate([tokens, np.zeros_like(tokens[:, :1])], axis=1)
+            return self._solve(tokens, answers[:, None], [tokens.shape[1]])[0][:, :-1]
+        return self._solve(tokens, answers[:, None], [tokens.shape[1]])[0]
 
-    def _relative_logits(self, weights: Array, zeros: int) -> Array:
-        """Return logarithms of weights (n, k, m), less that of a zero token, or of the last token where it is none."""
+    def _solve(self, tokens: Array, answers: Array, seen: Sequence[int]) -> list[Array]:
+        values = np.einsum("nkd,mde->nkme", tokens, self.projection, optimize=True)
+        values = values if self.value_bias is None else values + self.value_bias
+        return solve_weights(values, answers - self.bias, seen)
+
+    def _relative_logits(self, weights: Array, zeros: int, reference: int = -1) -> Array:
+        """Return logarithms of weights (n, k, m), less that of a zero token, or of the reference where it is none."""
+        if self.reference is None:
+            return log_ratios(weights, others=zeros)
         logs = np.log(np.maximum(weights, LEAST))
-        if self.reference is not None:
-            return logs - logs[:, -1:]
-        return logs - np.log(np.maximum(1 - weights.sum(1, keepdims=True), LEAST) / zeros)
+        return logs - logs[:, [reference]]

@@ -14,7 +14,7 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.values.projection_sum import Sums
 
 ROUNDS = 12  # of linear problems
 STEPS = 40  # of conjugate gradients in each

@@ -16,8 +16,8 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Figures
 from manyheads.recovery.layers.scores import ScoreLayer
+from manyheads.recovery.queries.logits.attention_weights import log_ratios
 from manyheads.recovery.queries.rotary.forms import extend
-from manyheads.recovery.queries.rotary.logits import LEAST
 from manyheads.recovery.queries.scores import forms
 from manyheads.recovery.queries.scores.reading import ScoreReader
 from manyheads.recovery.refusals import FitError
@@ -31,9 +31,8 @@ def complete(
     assert layer.turns is not None
     x = np.stack([np.broadcast_to(reader.reference, queries.shape), queries], axis=1)
     weights = reader.weights(x, reader.oracle(x, read="last"))  # (n, 2, m)
-    rest = 1 - weights.sum(1)
-    apart = layer.logits(x)[:, :, 1, 0].T - np.log(np.maximum(weights[:, 0], LEAST)) + np.log(np.maximum(rest, LEAST))
-    trust = np.sqrt(np.clip(weights[:, 0] * rest, 0.0, 1.0))
+    apart = layer.logits(x)[:, :, 1, 0].T - log_ratios(weights)[:, 0]
+    trust = np.sqrt(np.clip(weights[:, 0] * (1 - weights.sum(1)), 0.0, 1.0))
     terms, one = layer.position_bias, np.eye(layer.dim + 1)[:, -1:]
     found, shift, worst = [], [], 0.0
     for head, form in enumerate(layer.form(1)):

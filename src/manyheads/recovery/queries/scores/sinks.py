@@ -25,9 +25,7 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.rotary.forms import gap_rank
-from manyheads.recovery.queries.rotary.logits import solve_weights
+from manyheads.recovery.queries.logits.attention_weights import solve_weights
 from manyheads.recovery.queries.scores.heads import (
     LENGTHS,
     Heads,
@@ -38,6 +36,8 @@ from manyheads.recovery.queries.scores.heads import (
     repeated_token,
     step_at,
 )
+from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CURVED = 1e-8  # relative distance of answers to one token from affine ones, beyond which there are sinks
@@ -89,9 +89,8 @@ def _visible_parts(
     answers = oracle(oracle.limits.shortened(factors * z), read="last")
     spectrum, rows = np.linalg.svd(answers - answers.mean(0), full_matrices=True)[1:]
     hidden = gap_rank(spectrum, max(SPAN, 1e3 * noise))
-    FitError.if_above(
-        hidden, dim - 2, "answers about multiples of one token span all outputs: sinks leave nothing to read heads"
-    )
+    what = "answers about multiples of one token span all outputs: sinks leave nothing to read heads"
+    FitError.if_above(hidden, dim - 2, what)
     beside = rows[hidden:].T  # (d, q)
     jacobians = jacobians_at(oracle, z, length, step_at(z, noise)) @ beside
     spaces, separation = output_spaces(jacobians, WRONG * max(noise, 1e-16) ** (8 / 9), rng)
@@ -141,9 +140,9 @@ def _solve(
     onto, ranks, rest = span.T @ span, seen, np.inf
     for _ in range(ROUNDS):
         columns, targets = [], []
-        for row in range(length):
-            values = np.einsum("nkd,mde->nkme", x[:, : row + 1], projection @ onto) + shift @ onto
-            weights = solve_weights(values, (y[:, row] - constant) @ onto)  # (n, row + 1, m)
+        values = np.einsum("nkd,mde->nkme", x, projection @ onto) + shift @ onto
+        solved = solve_weights(values, (y - constant) @ onto, range(1, length + 1))
+        for row, weights in enumerate(solved):  # (n, row + 1, m)
             moved = np.einsum("nkm,nkd->nmd", weights, x[:, : row + 1]).reshape(len(x), -1)
             columns.append(np.concatenate([moved, weights.sum(1), np.ones((len(x), 1))], axis=1))
             targets.append(y[:, row])

@@ -10,123 +10,67 @@ to functions of the query alone, so what is found is the layer that acts on u,
 (`projected`), and epsilon. gamma and delta are not determined by themselves. Behind an RMSNorm, P is the identity.
 
 S0  Single tokens of the sphere, and short ones: W_S, c, epsilon, and which normalization it is. d + 8 calls.
-S1  Pairs with a fixed difference, copies of the query: all heads from ten sequences (`sphere.pairs`).
-S2  The same queries at other differences, until the output spaces are exhausted. About (r + few) (m + 3) calls, and as
-    many times more as there are copies where every token sees all others.
-S3  Projections from W_S and the output spaces (`subspaces`). No calls.
-S4  Sketches of the attention matrices from all rows of sequences (`sphere.rows`).
+S1  Pairs with a fixed difference, copies of the query: the heads (`gates.sphere_pairs`), as without a norm.
+S2  The same queries at other differences, until the output spaces are exhausted.
+S3  Projections from W_S and the output spaces (`values`). No calls.
+S4  Sketches of the attention matrices from all rows of sequences (`logits.base_token`).
 """
+
+import dataclasses
 
 import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.probes import Probed, probe_until
-from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
-from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
-from manyheads.recovery.queries.sphere.rows import SketchSettings, SphereRows, choose_base, read_sketches, solve_forms
-from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
-from manyheads.recovery.queries.subspaces.output_spaces import split_projections
-from manyheads.recovery.queries.warm_start import Followed, follow_nets
-from manyheads.recovery.refusals import RankBudgetError
+from manyheads.recovery.queries.effort import BASED, Effort
+from manyheads.recovery.queries.gates.sphere_pairs import SpherePairs, read_normalized_sums
+from manyheads.recovery.queries.logits.base_token import based_reader, choose_base, near_tokens, read_based_forms
+from manyheads.recovery.queries.nets.sigmoid_network import EXACT
+from manyheads.recovery.queries.values.head_values import find_projections
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums
+from manyheads.recovery.refusals import FitError
 from manyheads.recovery.result.results import Extracted, StageLog
 
-QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have the others
-STEP = 0.4  # length of the step to a neighbouring difference, relative to the difference
 
-
-def extract_on_sphere(
-    oracle: Oracle, noise: float, rng: Generator, settings: SketchSettings | None = None
-) -> Extracted:
+def extract_on_sphere(oracle: Oracle, noise: float, rng: Generator, effort: Effort = BASED) -> Extracted:
     """Extract a layer behind a LayerNorm or RMSNorm that cannot be bypassed."""
-    settings = settings or SketchSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
-    few = min(max(4, len(basis) // 4), len(basis) // 2, QUERIES)
-    pairs = SpherePairs(oracle, sums, basis[few:], basis[:few], max(noise, EPS), oracle.causal)
-    with log.stage("pairs") as figures:
-        heads = find_sphere_heads(pairs, rng)
-        figures |= heads.figures()
-    if len(heads.net.values) == 1:
-        projection, ranks = sums.projection[None], [int(np.linalg.matrix_rank(sums.projection, rtol=1e-9))]
-    else:
-        with log.stage("values") as figures:
-            stacks = _read_stacks(pairs, heads, rng, settings)
-            figures |= {"differences": len(stacks.probes), "dropped": stacks.dropped, "halvings": stacks.halvings}
-            figures |= {"rank": 0 if stacks.ranks is None else int(stacks.ranks.max())}
-        with log.stage("subspaces") as figures:
-            split = split_projections(sums, stacks)
-            figures |= split.figures()
-        projection, ranks = split.projection, split.ranks.tolist()
+    pairs = SpherePairs.of(oracle, sums, basis, noise)
+    if noise > EXACT:
+        effort = dataclasses.replace(effort, oversampling=3.0, loss=1.0, surplus=1.0)
+    split = find_projections(log, pairs, oracle.dim, noise, rng, effort)
+    if split is None:
+        raise FitError("the answers to pairs are rounding: no head reads the tokens")
     with log.stage("rows") as figures:
-        base = np.sqrt(oracle.dim) * basis[0]
-        rows = SphereRows(oracle, sums, projection, basis, base, oracle.causal)
-        theta, beta = _read_forms(rows, ranks, noise, rng, settings, figures)
+        theta, beta = _read_forms(oracle, sums, basis, split, noise, rng, effort, figures)
     size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this
-    layer = AttentionLayer(theta * size**2, projection * size, beta * size, sums.bias, causal=oracle.causal)
+    layer = AttentionLayer(theta * size**2, split.projection * size, beta * size, sums.bias, causal=oracle.causal)
     acts_on = f"u = {norm.formula}, what a {norm.name} without weights makes of the tokens"
     return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
 
 
-def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, settings: SketchSettings) -> Stacks:
-    """Follow the heads to other differences until the spaces of what they read are exhausted."""
-    dim, size = len(pairs.sums.bias), len(pairs.near)
-    design = pairs.design(len(heads.queries), heads.copies).with_sum()
-    start = heads.direction / np.linalg.norm(heads.direction)
-    turn = np.concatenate([np.linalg.qr(rng.standard_normal((size, size)))[0] for _ in range(3)])
-    level = pairs.noise * np.sqrt(np.mean((heads.queries @ pairs.sums.projection) ** 2)) * 4
-    levels = level * heads.amplification * np.sqrt(len(heads.net.values))
-
-    def follow(block: Array) -> Followed:
-        def ask(moves: Array) -> Array:
-            probes = pairs.probe(start + moves)
-            answers = pairs.respond(heads.queries, probes, heads.copies).reshape(len(moves), -1, dim)
-            return pairs.sums.append(answers, probes)
-
-        return follow_nets(design, ask, heads.net, block, step=STEP, allowed=heads.allowed)
-
-    def stack(probed: Probed) -> Stacks:
-        weight = probed.weights.min(1)[:, None]
-        rows, values = pairs.probe(start + probed.moves) * weight, probed.values * weight
-        return Stacks(rows, values, levels, find_ranks(values, levels), probed.dropped, probed.halvings)
-
-    def wanted(probed: Probed) -> int:
-        ranks, count = stack(probed).ranks, len(probed.moves)
-        if ranks is None:
-            return 4
-        if ranks.max() >= size:
-            raise RankBudgetError(f"{count} differences do not exhaust {len(ranks)} output spaces", count, len(turn))
-        return int(ranks.max()) + settings.extra - count
-
-    first = max(4, dim // len(heads.net.values) // 2)
-    found = stack(probe_until(heads.net, turn, follow, wanted, first=first, errors=(design, heads.amplification)))
-    if found.ranks is None or found.ranks.max() + settings.extra > len(found.probes):
-        count, heads_ = len(found.probes), len(found.values)
-        raise RankBudgetError(f"{count} differences do not exhaust {heads_} output spaces", count, len(turn))
-    return found
-
-
 def _read_forms(
-    rows: SphereRows, ranks: list[int], noise: float, rng: Generator, settings: SketchSettings, figures: Figures
+    oracle: Oracle,
+    sums: Sums,
+    basis: Array,
+    heads: Projections,
+    noise: float,
+    rng: Generator,
+    effort: Effort,
+    figures: Figures,
 ) -> tuple[Array, Array]:
     """Read the attention matrices, with more sketch tokens where their rank asks for it."""
-    size = max(2, int(settings.share * min(len(rows.base) / len(rows.projection), *ranks)))
-    chosen, spread = choose_base(rows, size, rng)
-    # With noise no gap shows: attention is taken to have no larger rank than the values, and verification decides.
-    most = None if noise <= EXACT else max(ranks)
-    few = max(ranks) + settings.extra * (1 if most is None else 3)
-    while True:
-        seen = read_sketches(chosen, min(few, len(rows.basis)), size, spread, rng)
-        try:
-            theta, beta, found = solve_forms(chosen, seen, max(1e-6, 100 * noise), most)
-        except RankBudgetError:
-            if few >= len(rows.basis):
-                raise
-            few *= 2
-            continue
-        figures |= {"tokens": size, "spread": spread, "least": seen.least}
-        figures |= {"rank": max(found), "sketches": len(seen.few)}
-        return theta, beta
+    ranks = heads.ranks.tolist()
+    size = max(2, int(effort.share * min(oracle.dim / len(ranks), *ranks)))
+    reader = based_reader(oracle, sums, heads, np.sqrt(oracle.dim) * basis[0], size)
+    chosen, spread = choose_base(reader, basis, rng)
+    wanted = min(max(ranks) + effort.extra * (1 if noise <= EXACT else 3), len(basis))
+    axes = np.concatenate([np.eye(len(basis)), -np.eye(len(basis))[:1]])
+    directions = rng.standard_normal((len(basis), len(basis))) / np.sqrt(len(basis)), axes
+    few, fresh = (near_tokens(chosen.base, basis, one, spread) for one in directions)
+    figures["spread"] = spread
+    return read_based_forms(chosen, basis, (few, fresh), wanted, noise, figures)

@@ -20,51 +20,32 @@ Derived and measured here; the pencil of S1 is Jennrich's, the elimination of S2
 import numpy as np
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery._types import Figures, Generator, Indices
+from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import read_sums
-from manyheads.recovery.queries.sigmoid_network import EPS
-from manyheads.recovery.queries.subspaces.head_values import predict_levels, read_head_values
-from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
-from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads
-from manyheads.recovery.queries.subspaces.rows import read_rows
-from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
+from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.gates.pairs import Pairs
+from manyheads.recovery.queries.logits.rows import read_rows
+from manyheads.recovery.queries.nets.sigmoid_network import EPS
+from manyheads.recovery.queries.values.head_values import find_projections
+from manyheads.recovery.queries.values.projection_sum import read_sums
 from manyheads.recovery.result.results import Extracted, StageLog
 
 
-def extract_by_subspaces(
-    oracle: Oracle, noise: float, rng: Generator, settings: SubspaceSettings | None = None
-) -> Extracted:
+def extract_by_subspaces(oracle: Oracle, noise: float, rng: Generator, effort: Effort = SPARING) -> Extracted:
     """Extract a layer from answers exact to rounding, or nearly so (noise below 1e-9), with O(d) calls."""
-    settings, noise = settings or SubspaceSettings(), max(noise, EPS)
+    noise = max(noise, EPS)
     log = StageLog(oracle)
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim, oracle.limits.reach)
-    with log.stage("pairs") as figures:
-        pairs = Pairs.within(oracle, sums, settings.before, settings.after, noise, both=True)
-        start = separate_heads(pairs, oracle.dim, rng, oversampling=settings.oversampling, tries=settings.tries)
-        figures |= start.figures()
-    if not len(start.net.values):
+    pairs = Pairs.within(oracle, sums, effort.before, effort.after, noise, both=True)
+    heads = find_projections(log, pairs, oracle.dim, noise, rng, effort)
+    if heads is None:
         zeros = np.zeros((1, *sums.projection.shape))  # W_S with uniform attention, where no pair shows another
         layer = AttentionLayer(zeros, sums.projection[None], zeros[:, 0], sums.bias, causal=oracle.causal)
         return Extracted(layer, tuple(log.stages))
-    if len(start.net.values) == 1 and not predict_levels(start)[1]:
-        heads = single_projection(sums, noise)  # all of W_S
-    else:
-        with log.stage("values") as figures:
-            stacks = read_head_values(pairs, start, rng, settings)
-            figures |= {"heads": len(stacks.values), "probes": len(stacks.probes), "halvings": stacks.halvings}
-            figures |= {"dropped": stacks.dropped} | _extremes(np.array([-1]) if stacks.ranks is None else stacks.ranks)
-        with log.stage("subspaces") as figures:
-            heads = split_projections(sums, stacks, whole=settings.whole)
-            figures |= heads.figures()
     with log.stage("rows") as figures:
-        found = read_rows(oracle, sums.bias, heads, rng, settings, noise=noise)
+        found = read_rows(oracle, sums.bias, heads, rng, effort, noise=noise)
         figures |= {"noise": found.noise, "scale": found.scale, "smallest weight": found.smallest}
-        figures |= _extremes(found.ranks)
+        figures |= {"smallest rank": int(found.ranks.min()), "largest rank": int(found.ranks.max())}
     layer = AttentionLayer(found.theta, heads.projection, found.key_bias, sums.bias, causal=oracle.causal)
     return Extracted(layer, tuple(log.stages))
-
-
-def _extremes(ranks: Indices) -> Figures:
-    return {"smallest rank": int(ranks.min()), "largest rank": int(ranks.max())}

@@ -6,11 +6,11 @@ only if the differences of the tokens span the space: the matrix [E, 1] has rank
 is asked (`check_vocabulary`); how far the table is from failing multiplies all errors.
 
 S0  One token: W_S and c from d + 1 tokens that span best; further ones check that answers are affine. d + 9 calls.
-S1  A pair of tokens that shows its heads, by copies alone (`vocabulary.pairs`).
+S1  A pair of tokens that shows its heads, by copies alone (`gates.table_pairs`).
 S2  Triangles with that pair, until the output spaces are exhausted: 4 calls for each token that is tried where the
     layer is causal, 2 (m + 2) where it is not.
-S3  Projections from W_S and the output spaces (`subspaces`). No calls.
-S4  Sketches of the attention matrices from all rows, relative to a base token, as on the sphere (`sphere.rows`).
+S3  Projections from W_S and the output spaces (`values`). No calls.
+S4  Sketches of the attention matrices from all rows, relative to a base token, as on the sphere (`logits.base_token`).
 
 Derived here.
 """
@@ -21,13 +21,16 @@ from scipy.linalg import qr
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.effort import BASED, Effort
+from manyheads.recovery.queries.gates.table_pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
+from manyheads.recovery.queries.logits.base_token import based_reader, least_weight, read_based_forms
+from manyheads.recovery.queries.logits.row_reader import RowReader
+from manyheads.recovery.queries.nets.sigmoid_network import EPS
 from manyheads.recovery.queries.rotary.forms import extend
-from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
-from manyheads.recovery.queries.sphere.rows import SketchSettings, SphereRows, read_pairs_of, solve_forms
-from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
-from manyheads.recovery.queries.subspaces.output_spaces import Projections, single_projection, split_projections
-from manyheads.recovery.queries.vocabulary.pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
+from manyheads.recovery.queries.values.output_spaces import read_projections
+from manyheads.recovery.queries.values.probes import Stacks
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums
+from manyheads.recovery.queries.values.ranks import find_ranks
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -36,11 +39,9 @@ BASES = 6  # tokens that are tried as a base
 BLOCK = 8  # tokens whose triangles are asked about together
 
 
-def extract_from_vocabulary(
-    oracle: Oracle, noise: float, rng: Generator, settings: SketchSettings | None = None
-) -> Extracted:
+def extract_from_vocabulary(oracle: Oracle, noise: float, rng: Generator, effort: Effort = BASED) -> Extracted:
     """Extract a layer from sequences of the tokens of `oracle.limits.vocabulary`."""
-    settings, noise = settings or SketchSettings(), max(noise, EPS)
+    noise = max(noise, EPS)
     table = np.asarray(oracle.limits.vocabulary, np.float64)
     log = StageLog(oracle)
     with log.stage("sums") as figures:
@@ -49,17 +50,13 @@ def extract_from_vocabulary(
     with log.stage("pairs") as figures:
         hubs = find_hubs(pairs, rng)
         figures |= {"heads": len(hubs.heads.values), "error": hubs.heads.error}
-    if len(hubs.heads.values) == 1:
-        heads = single_projection(sums, noise)
-    else:
-        with log.stage("values") as figures:
-            stacks = _read_stacks(pairs, hubs, rng, settings)
-            figures |= {"triangles": len(stacks.probes), "dropped": stacks.dropped}
-        with log.stage("subspaces") as figures:
-            heads = split_projections(sums, stacks)
-            figures |= heads.figures()
+
+    def read() -> Stacks:
+        return _read_stacks(pairs, hubs, rng, effort)
+
+    heads = read_projections(log, sums, read, noise, alone=len(hubs.heads.values) == 1)
     with log.stage("rows") as figures:
-        theta, beta = _read_forms(pairs, heads, spanning, rng, settings, figures)
+        theta, beta = _read_forms(pairs, heads, spanning, rng, effort, figures)
     layer = AttentionLayer(theta, heads.projection, beta, sums.bias, causal=oracle.causal)
     acts_on = f"the {len(table)} tokens of the vocabulary, and all others by linearity"
     return Extracted(layer, tuple(log.stages), acts_on)
@@ -84,7 +81,7 @@ def _read_sums(oracle: Oracle, table: Array, noise: float, rng: Generator, figur
     return sums, spanning
 
 
-def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, settings: SketchSettings) -> Stacks:
+def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, effort: Effort) -> Stacks:
     """Read triangles with the hubs until the output spaces are exhausted."""
     table, count = pairs.table, len(hubs.heads.values)
     dim = table.shape[1]
@@ -117,54 +114,40 @@ def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, settings: Sketch
         ranks = find_ranks(stacked, levels) if len(rows) > 3 else None
         stacks = Stacks(rows, stacked, levels, ranks, dropped, 0)
         if ranks is not None and ranks.sum() <= dim:
-            wanted = int(ranks.max()) + settings.extra
+            wanted = int(ranks.max()) + effort.extra
             if len(rows) >= wanted:
                 return stacks
-        if len(rows) >= dim + settings.extra:
+        if len(rows) >= dim + effort.extra:
             return stacks
     most = max(wanted, dim)
     raise RankBudgetError(f"{len(probes)} tokens show {count} heads: give more or shorter tokens", len(probes), most)
 
 
 def _read_forms(
-    pairs: TablePairs, heads: Projections, spanning: Indices, rng: Generator, settings: SketchSettings, figures: Figures
+    pairs: TablePairs, heads: Projections, spanning: Indices, rng: Generator, effort: Effort, figures: Figures
 ) -> tuple[Array, Array]:
     """Read all logits of the spanning tokens with a few others, more of them where a rank asks for it."""
-    table, dim, most = pairs.table, pairs.table.shape[1], max(int(heads.ranks.max()), 1)
-    size = max(2, int(settings.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
+    table, dim = pairs.table, pairs.table.shape[1]
+    size = max(2, int(effort.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
     size = int(min(size, max(2, np.floor((pairs.oracle.longest - 1) / 1.5))))
-    fresh, others = table[spanning], np.delete(table, spanning, axis=0)
-    rows, others = _choose_base(pairs, heads, others, size, rng, figures)
-    few, cut = min(dim, most + settings.extra, len(others)), max(1e-6, 100 * pairs.noise)
-    while True:
-        sketch = others[rng.choice(len(others), few, replace=False)]
-        seen = read_pairs_of(rows, sketch, fresh, size)
-        try:
-            theta, beta, found = solve_forms(rows, seen, cut, None if pairs.noise <= EXACT else most)
-        except RankBudgetError:
-            if few >= min(dim, len(others)):
-                raise
-            few = min(dim, len(others), 2 * few)
-            continue
-        figures |= {"tokens": size, "least": seen.least, "sketches": few, "rank": max(found)}
-        return theta, beta
+    reader, others = _choose_base(pairs, heads, np.delete(table, spanning, axis=0), size, rng, figures)
+    wanted = min(dim, max(int(heads.ranks.max()), 1) + effort.extra, len(others))
+    tokens = others[rng.choice(len(others), min(dim, len(others)), replace=False)], table[spanning]
+    return read_based_forms(reader, np.eye(dim), tokens, wanted, pairs.noise, figures)
 
 
 def _choose_base(
     pairs: TablePairs, heads: Projections, table: Array, size: int, rng: Generator, figures: Figures
-) -> tuple[SphereRows, Array]:
-    """Return the rows of the base token whose pilots have the largest of all smallest weights, and the other tokens."""
-    tried: list[tuple[float, int, SphereRows]] = []
-    identity, causal = np.eye(table.shape[1]), pairs.oracle.causal
+) -> tuple[RowReader, Array]:
+    """Return the reader of the base token whose pilots have the largest of all smallest weights, and other tokens."""
+    tried: list[tuple[float, int, RowReader]] = []
     for place in rng.choice(len(table), min(BASES, len(table)), replace=False):
-        base, rest = table[place], np.delete(table, place, axis=0)
-        rows = SphereRows(pairs.oracle, pairs.sums, heads.projection, identity, base, causal)
+        rest = np.delete(table, place, axis=0)
+        reader = based_reader(pairs.oracle, pairs.sums, heads, table[place], size)
         pilot = np.stack([rest[rng.choice(len(rest), size, replace=False)] for _ in range(3)])
-        x = np.concatenate([np.repeat(base[None, None], 3, axis=0), pilot], axis=1)
-        least = rows.read(x, size, np.arange(1, size + 1), np.ones(size), rows.answers(x))[1]
-        tried.append((least, int(place), rows))
-    figures["pilot"], place, rows = max(tried, key=lambda one: one[0])
+        tried.append((least_weight(reader, pilot), int(place), reader))
+    figures["pilot"], place, reader = max(tried, key=lambda one: one[0])
     if not figures["pilot"] > 0:
         what = "rows gave attention weights below zero: rough values, or attention too sharp on these tokens"
         raise FitError(what, figures["pilot"], 0.0)
-    return rows, np.delete(table, place, axis=0)
+    return reader, np.delete(table, place, axis=0)

@@ -46,7 +46,8 @@ def vocabulary_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False
     changes = (again - rows, exchanged[:, -1] - rows[:, -1], continued[:, :2] - rows[:, :2])
     repeat, order, later = (root_mean_square(part) / max(size, 1e-300) for part in changes)
     if repeat > ROUNDING * floor and not stochastic:
-        raise NotALayer("the same question is answered differently: say so by noise", repeat, ROUNDING * floor)
+        what = "the same question is answered differently each time: give noise="
+        raise NotALayer(what, repeat, ROUNDING * floor)
     known = max(min(1e3 * floor, PLAIN), 10 * repeat)
     level = max(repeat, order if order <= known else 0.0, floor / 5)
     NotALayer.if_above(level, LARGEST, "the answers are too noisy to tell heads apart")

@@ -42,7 +42,9 @@ class Concentration(st.Study):
     revision = 2
     source = CHEN_LI.at("example of the talk; both laws and their constants derived here")
 
-    tokens: tuple[int, ...] = st.sweep((4, 8, 16), "Lengths k, at dims[0]", least=2, small=(2, 4), full=(4, 8, 16, 32))
+    tokens: tuple[int, ...] = st.sweep(
+        (4, 8, 16), "Lengths k, in dims[0] dimensions", least=2, small=(2, 4), full=(4, 8, 16, 32)
+    )
     dims: tuple[int, ...] = st.sweep(
         (8, 16, 32), "Dimensions d, equal to the stable rank, of tokens[0] tokens", small=(2, 4), full=(8, 16, 32, 64)
     )

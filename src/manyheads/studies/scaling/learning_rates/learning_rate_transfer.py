@@ -42,7 +42,7 @@ class LearningRateTransfer(st.Study):
 
     def check(self) -> None:
         if "mup-half-logit" in self.parametrizations:
-            raise st.UsageError("parametrization 'mup-half-logit': no law of its best learning rate is known")
+            raise st.UsageError("parametrization 'mup-half-logit': no law of its best rate is known; choose others")
         Recipe(self.steps)
         task_of(self.task, 1)
         self.plan()

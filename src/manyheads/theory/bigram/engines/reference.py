@@ -115,14 +115,7 @@ def shrink(rows: Array, threshold: Array) -> Array:
 
 @partial(jax.jit, static_argnames=("batch", "shrinking"))
 def descend_in_jax(
-    state: Pair,
-    tables: Tables,
-    roots: Array,
-    span: Pair,
-    rates: Rates,
-    *,
-    batch: int,
-    shrinking: bool,
+    state: Pair, tables: Tables, roots: Array, span: Pair, rates: Rates, *, batch: int, shrinking: bool
 ) -> tuple[Array, Array, Array, Array]:
     """Make the steps from `span[0]` on, before `span[1]`; stop where an entry of the value passes `rates.limit`.
 

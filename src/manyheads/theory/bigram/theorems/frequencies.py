@@ -67,12 +67,7 @@ def increasing_frequencies(vocabulary: int) -> np.ndarray:
 
 
 def place_equally(
-    kind: type[BigramTask],
-    transition: np.ndarray,
-    mu: np.ndarray,
-    length: int,
-    sparsity: int,
-    rng: np.random.Generator,
+    kind: type[BigramTask], transition: np.ndarray, mu: np.ndarray, length: int, sparsity: int, rng: np.random.Generator
 ) -> BigramTask:
     """Return a task of a kind with equal weights at positions drawn anew."""
     places = [np.sort(rng.choice(length, sparsity, replace=False)) for _ in mu]

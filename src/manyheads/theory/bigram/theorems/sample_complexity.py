@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from manyheads._overview import distinct_texts
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import BigramTask
 
@@ -28,8 +29,9 @@ def stage_one_samples(task: BigramTask, noise_ratio: float) -> float:
     without noise it is -.2. `manyheads.theory.bigram.theorems.signal.predict_escape` predicts it.
     """
     if not 0 < noise_ratio <= LARGEST_NOISE_RATIO:
+        given, largest = distinct_texts(noise_ratio, LARGEST_NOISE_RATIO)
         raise UsageError(
-            f"noise_ratio={noise_ratio:.3g}: the scaling law holds up to {LARGEST_NOISE_RATIO:g}; above, use "
+            f"noise_ratio={given}: the scaling law holds up to {largest}; above, use "
             "manyheads.theory.bigram.theorems.signal.predict_escape"
         )
     time = math.log(task.length) + STAGE_ONE_OFFSET

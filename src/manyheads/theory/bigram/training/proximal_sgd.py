@@ -26,6 +26,7 @@ import numpy as np
 
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._extras import require
+from manyheads._overview import distinct_texts
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.theory.bigram.engines.generator import LAST_STEP, LONGEST, Seed, scramble, thresholds
@@ -213,7 +214,8 @@ def check_threshold(state: State, settings: StepSettings) -> None:
         return
     largest = float(np.abs(state.attention).max())
     if settings.threshold >= largest:
+        threshold, most = distinct_texts(settings.threshold, largest)
         raise UsageError(
-            f"soft threshold {settings.threshold:.3g} (attention_learning_rate x penalty) is above the largest "
-            f"attention {largest:.3g} and would set all of it to zero: train without a penalty first"
+            f"soft threshold {threshold} (attention_learning_rate x penalty) is not below the largest "
+            f"attention {most} and would set all of it to zero: train without a penalty first"
         )

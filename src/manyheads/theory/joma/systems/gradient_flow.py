@@ -249,13 +249,7 @@ class _Halving(optimistix.Bisection):
         return width <= 4 * jnp.finfo(width.dtype).eps * jnp.abs(y), optimistix.RESULTS.successful
 
 
-def _segment(
-    front: _Front,
-    target: jax.Array,
-    problem: Problem,
-    clock: dict[str, jax.Array],
-    bounded: bool,
-) -> _Front:
+def _segment(front: _Front, target: jax.Array, problem: Problem, clock: dict[str, jax.Array], bounded: bool) -> _Front:
     """Integrate to the next event or to `target`."""
     (_, task, loss, rule), held = problem, front.gates
 

@@ -264,8 +264,5 @@ def softmax_relation(
     weighted = CubicSpline(t, b * speed).antiderivative()(t)  # (S, M), zero at the start
     grown = squares - squares[0]
     return SoftmaxRelation(
-        z[:, 0] - z[0, 0],
-        scale * (grown - b[0] * (norms - norms[0])),
-        scale * (grown - weighted),
-        scale * grown,
+        z[:, 0] - z[0, 0], scale * (grown - b[0] * (norms - norms[0])), scale * (grown - weighted), scale * grown
     )

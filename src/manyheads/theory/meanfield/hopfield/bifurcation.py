@@ -22,13 +22,7 @@ from manyheads.theory.meanfield.hopfield.dynamics import (
     read_sweep,
     read_weights,
 )
-from manyheads.theory.meanfield.hopfield.lyapunov import (
-    Lengths,
-    LyapunovSpectrum,
-    draw_tangents,
-    run_orbits,
-    summarize,
-)
+from manyheads.theory.meanfield.hopfield.lyapunov import Lengths, LyapunovSpectrum, draw_tangents, run_orbits, summarize
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
 
 if TYPE_CHECKING:

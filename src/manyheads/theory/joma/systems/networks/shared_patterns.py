@@ -19,12 +19,7 @@ from jaxtyping import Array, Bool
 from manyheads._arrays import takes_arrays
 from manyheads._trees import PyTree
 from manyheads.theory.joma.systems.networks.wide_layer import WideTraining
-from manyheads.theory.joma.systems.token_hierarchy import (
-    HierarchyBatch,
-    HierarchyShape,
-    TokenHierarchy,
-    draw_hierarchy,
-)
+from manyheads.theory.joma.systems.token_hierarchy import HierarchyBatch, HierarchyShape, TokenHierarchy, draw_hierarchy
 
 
 @partial(jax.jit, static_argnames=("labels", "shared", "training"))

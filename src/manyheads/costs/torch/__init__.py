@@ -1,0 +1,1 @@
+"""Counts of PyTorch modules: the products that one pass runs, on any device."""

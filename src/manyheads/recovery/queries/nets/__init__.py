@@ -1,0 +1,1 @@
+"""Networks of sigmoids that pairs of tokens show, and their fits."""
