@@ -5,7 +5,8 @@ EXTRAS ?= dev,all,training
 TORCH  ?= torch==2.13.0  # with a version, so that a folder of wheels for the processor alone is found
 TESTS  ?= tests
 # At both ends of the bounds: all but studies and pages, whose libraries the other tests call, and figures to the bit.
-ENDS   ?= tests --ignore=tests/studies/test_registered_studies.py --ignore=tests/test_documentation.py --ignore=tests/study/test_recorded.py
+ENDS   ?= tests --ignore=tests/studies/test_registered_studies.py --ignore=tests/test_documentation.py --ignore=tests/study/test_recorded.py \
+  --ignore=tests/recovery/queries/test_questions.py
 BIN    := $(VENV)/bin
 PIP     = $(BIN)/pip install --quiet --disable-pip-version-check
 PINNED  = $(PIP) -c constraints.txt

@@ -59,6 +59,6 @@ def test_a_second_demo_computes_nothing_and_writes_the_same_report(short, text, 
     command = ["demo", "--text", str(text), "--out", str(tmp_path / "demo"), "--workers", "1"]
     assert main(command) == 0
     first = (tmp_path / "demo" / "report.html").read_bytes()
-    monkeypatch.setattr(Walk, "train", lambda *_: pytest.fail("computed twice"))
+    monkeypatch.setattr(Walk, "train", lambda self, key, steps: pytest.fail("computed twice"))
     assert main(command) == 0
     assert (tmp_path / "demo" / "report.html").read_bytes() == first

@@ -165,6 +165,7 @@ WORDS = {
     ("extract", "--layer", "0"): "ORACLE '': expected package.module:function",
     ("count", "--layers", "2", "--width", "8", "--heads", "2"): "TARGET '': expected a config.json",
     ("study", "list"): "no study matches ''; expected a wing",
+    ("study", "list", "joma"): "no study matches ''; expected a wing",
     ("study", "show"): "no study is called ''",
     ("report",): "'' names no file or folder",
     ("report", "--out"): "--out '' names no file or folder",

@@ -11,6 +11,7 @@ import safetensors.numpy
 from manyheads.errors import UsageError
 from manyheads.models import attention_weights, open_checkpoint
 from manyheads.models.attention_layers import Rotary, attention_config
+from manyheads.models.config import read_config
 from manyheads.models.parameters import parameter_map
 from manyheads.models.refusals import ConfigInvalid
 
@@ -152,6 +153,20 @@ def test_rotary_that_is_not_the_plain_one_is_stated_not_computed():
         Rotary(4, 1.0, 1e4, {"rope_type": "llama3"}).frequencies()
 
 
+@pytest.mark.parametrize("beside", [{}, {"rope_theta": None, "rope_type": "default"}])  # transformers 5.15 adds these
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
+def test_full_and_windowed_layers_turn_by_their_own_angles(family, beside):
+    angles = {
+        "full_attention": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0},
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+    }
+    raw = {"model_type": family, "layer_types": [*angles], "rope_parameters": angles | beside, "num_hidden_layers": 2}
+    config = read_config(raw)
+    full, windowed = (attention_config(config, layer, any_score=True).rotary for layer in range(2))
+    assert (full.theta, full.scaling) == (1e6, angles["full_attention"])
+    assert (windowed.theta, windowed.scaling) == (1e4, {})
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -159,6 +174,7 @@ def test_rotary_that_is_not_the_plain_one_is_stated_not_computed():
         {"rope_parameters": {"rope_theta": -1}},
         {"rope_parameters": {"rope_theta": "10000"}},
         {"rope_parameters": {"partial_rotary_factor": 2.0}},
+        {"rope_parameters": {"full_attention": 1.0}, "layer_types": ["full_attention"] * 2, "use_sliding_window": True},
         {"layer_types": ["full_attention"]},
         {"layer_types": ["full_attention", "chunked_attention"]},
     ],

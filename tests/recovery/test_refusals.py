@@ -2,8 +2,11 @@
 
 import pickle
 
+import numpy as np
 import pytest
 
+from manyheads.errors import UsageError
+from manyheads.recovery import ExtractionOptions
 from manyheads.recovery.refusals import FitError, NotALayer
 
 
@@ -24,3 +27,9 @@ def test_a_refusal_survives_the_way_back_from_another_process():
     assert type(back) is NotALayer
     assert str(back) == str(error) == "it is none (measured 0.5, threshold 0.1)"
     assert (back.measured, back.threshold, back.result, back.__notes__) == (0.5, 0.1, {"heads": 2}, ["tried once"])
+
+
+@pytest.mark.parametrize("value", [True, np.array([1.0, 2.0]), "1", 0.0])
+def test_budgets_are_single_positive_numbers(value):
+    with pytest.raises(UsageError, match=r"most_calls=.*expected a positive number"):
+        ExtractionOptions(most_calls=value)

@@ -328,6 +328,7 @@ ARRAYS = dataclasses.replace(DRAWN, curves=(Curve(np.arange(3.0), np.arange(3.0)
         ("pictures", (), r"Misdeclared\.pictures is tuple"),
         ("compare", lambda self, predicted, trained: (), r"takes other arguments.*\(predicted, trained, claims\)"),
         ("train", lambda self, key, heads: {}, r"Misdeclared\.train: .*'heads'; expected a function of \(key\)"),
+        ("flops", lambda self, cell: "many", r"Misdeclared\.flops\(\)='many': expected an integer"),
     ],
 )
 def test_a_method_of_another_type_is_refused_before_anything_is_computed(method, given, words, tmp_path, monkeypatch):
@@ -344,6 +345,7 @@ def test_a_method_of_another_type_is_refused_before_anything_is_computed(method,
         ("claims", None, "returns NoneType: expected to yield Claim"),
         ("claims", [3], "yields int 3: expected Claim"),
         ("claims", [Claim("one", "a", near(1, 0.1), "a test")], "'one': measured 'a'; expected one number"),
+        ("claims", [Claim("one", None, near(1, 0.1), "a test")], "'one': measured None; expected one number"),
         ("compare", [3], "yields int 3: expected Verdict"),
         ("pictures", [xr.Dataset()], "yields Dataset .*: expected Lines or"),
         ("pictures", [ARRAYS], r"lines 't': .* expected texts, numbers and tuples of them as help\(Lines\)"),

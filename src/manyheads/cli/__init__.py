@@ -72,7 +72,7 @@ report = report:Report = write one HTML file over stored runs
 cite = cite:Cite = print BibTeX for the sources of a study or of stored runs
     manyheads cite joma/rebound
     manyheads cite runs
-count = count:Count = count FLOPs and bytes of a model or of a JAX function
+count = count:Count = count FLOPs and bytes of a PyTorch model or a JAX function
     manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257
     manyheads count config.json --length 4096 --training --compare
     manyheads count package.module:function --shapes 4x128x64:bfloat16 8:int32

@@ -61,7 +61,7 @@ class Count:
     generate: OptionalInt = None
     """Count a prompt of --length tokens and this many generated tokens, with a key-value cache."""
     convention: Annotated[Optional[str], ABSENT] = None
-    """exact, halved, dense, mac, palm, megatron, flash or chinchilla; for a function executed or executed-mac."""
+    """exact, halved, dense, mac, palm, megatron, flash or chinchilla; for a program executed or executed-mac."""
     compare: Switch = False  # Show the count under every convention.
     recompute: Annotated[Optional[Literal["none", "scores", "block", "block-needed", "block+scores"]], ABSENT] = None
     """Recomputation in the backward pass, instead of the convention's."""
@@ -142,9 +142,7 @@ class Count:
         try:
             cost = count(*make_model(config, length, self.batch), training=self.training, device="meta")
         except (RuntimeError, IndexError) as error:
-            raise UsageError(
-                f"--traced: the model cannot run {length} tokens ({error}); give another --length"
-            ) from error
+            raise UsageError(f"--traced: {length} tokens cannot run ({error}); give another --length") from error
         forward = replace(cost, items=tuple(item for item in cost.items if item.stage == "forward"))
         extra: dict[str, Json] = {"length": length, "batch": self.batch}
         for name in ("exact", "dense"):
@@ -177,9 +175,8 @@ class Count:
         except ConfigInvalid as refused:
             if "manyheads count config.json" not in refused.remedy:
                 raise
-            given = (self.training, self.decode, self.compare, self.recompute, self.convention, self.dtype)
-            if any(given) or self.generate is not None:
-                raise UsageError(f"{refused.found}: give --length and --batch alone") from refused
+            plain = {"target", "length", "batch", "json"}
+            self._refuse_others(plain, f"{refused.found}: give --length and --batch alone")
             return True
         return False
 
@@ -189,8 +186,10 @@ class Count:
         from manyheads.costs.formulas.depth import crossover_length
         from manyheads.costs.formulas.memory import activation_bytes, embedding_table, matrix_parameters
 
-        if self.shapes or self.trips is not None:
-            raise UsageError("--shapes and --trips describe a function: give package.module:function as the target")
+        if self.meta or self.shapes or self.trips is not None:
+            raise UsageError(
+                "--shapes, --trips and --meta are for a function: give package.module:function as the target"
+            )
         if self.training + self.decode + (self.generate is not None) > 1:
             raise UsageError("--training, --decode and --generate exclude each other: give one of them")
         shape, dtype = self._shape()
@@ -257,13 +256,14 @@ class Count:
         from manyheads.costs import count
 
         own = {"target", "shapes", "trips", "convention", "compare", "json"}
-        alone = set() if self.shapes or self.trips is not None else {"training", "meta"}
-        self._refuse_others(own | alone, "for a transformer only; a function is described by --shapes")
+        self._refuse_others(own | {"training", "meta"}, "for a transformer only; a function is described by --shapes")
         function = load_function(str(self.target))
-        if alone and (made := _made(function)):
+        if not self.shapes and self.trips is None and (made := _made(function)):
             cost = count(*made, training=self.training, device="meta" if self.meta else None)
             return cost.to(self._convention("exact"))
-        self._refuse_others(own, "for a function that returns a PyTorch module and a batch")
+        self._refuse_others(
+            own, "for a function that returns a PyTorch module and a batch, without --shapes and --trips"
+        )
         arguments = [_parse_shape(text) for text in self.shapes or ()]
         try:
             cost = count(function, *arguments, trips=self.trips)
@@ -282,7 +282,6 @@ def _made(function: Callable[[], Any]) -> Any:
     import inspect
 
     from manyheads.costs.counting import is_torch
-    from manyheads.errors import UsageError
 
     try:
         inspect.signature(function).bind()
@@ -290,12 +289,10 @@ def _made(function: Callable[[], Any]) -> Any:
         return None
     made = function if is_torch(function, ()) else function()
     module, *batch = made if isinstance(made, (tuple, list)) and made else (made,)
-    if not callable(module) or not is_torch(module, ()):
+    if not callable(module) or not is_torch(module, tuple(batch)):
         return None
     if not batch:
-        raise UsageError(
-            f"count: {type(module).__name__} without a batch; give a function that returns (module, batch)"
-        )
+        raise UsageError(f"count: {type(module).__name__} without a batch; give a function that returns both")
     return made
 
 

@@ -55,26 +55,25 @@ class List:
         Raises
         ------
         UsageError
-            No study matches.
+            No study matches a pattern.
         """
-        found = {name: STUDIES[name] for name in sorted(STUDIES) if self._matches(name)}
-        if not found:
-            patterns = self.patterns or ()
-            hint = suggest(patterns[0], [*STUDIES, *(name.partition("/")[0] for name in STUDIES)])
+        patterns = self.patterns or ("*",)
+        found = {name: STUDIES[name] for name in sorted(STUDIES) if any(_matches(name, each) for each in patterns)}
+        for pattern in (each for each in patterns if not any(_matches(name, each) for name in found)):
+            hint = suggest(pattern, [*STUDIES, *(name.partition("/")[0] for name in STUDIES)])
             hint = hint or "; expected a wing, a part of a name or of a claim, or a name with * and ?"
-            raise UsageError(f"no study matches {' or '.join(map(repr, patterns))}{hint}")
+            raise UsageError(f"no study matches {pattern!r}{hint}")
         if self.json:
             print(json.dumps([{"study": name, "claim": entry.claim} for name, entry in found.items()], indent=1))
             return 0
         print(two_columns([(name, entry.claim) for name, entry in found.items()]))
         return 0
 
-    def _matches(self, name: str) -> bool:
-        """Tell whether any pattern fits, all names if there is none."""
-        wing, claim = name.partition("/")[0], STUDIES[name].claim.lower()
-        plain = {each for each in self.patterns or () if each and not set(each) & set("*?[")}
-        parts = any(each in (wing, name) or each.lower() in f"{name} {claim}" for each in plain)
-        return not self.patterns or parts or any(fnmatch(name, each) for each in set(self.patterns) - plain)
+
+def _matches(name: str, pattern: str) -> bool:
+    if set(pattern) & set("*?["):
+        return fnmatch(name, pattern)
+    return bool(pattern) and pattern.lower() in f"{name} {STUDIES[name].claim}".lower()
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ RECOMPUTED |= {"block-needed": BLOCK[:1], "block+scores": BLOCK + SCORES}
 LOOP = "a while loop"  # with which the reasons begin that a trip count removes
 TRACED = ("exact", "halved", "dense", "mac", "executed", "executed-mac")  # conventions that a traced module answers
 FIGURES = ("flops", "elementwise", "transcendental", "bytes")
-BYTES: dict[bool | None, str] = {
-    None: "not counted",
+BYTES = {
     True: "compulsory traffic: every needed input, constant and result of one call once",
     False: "compulsory traffic: every input, matrix and result of one call once; biases and norm gains left out",
 }
@@ -46,7 +45,7 @@ class Item:
     transcendental: Tally = NOTHING  # not contained in `elementwise`
     bytes: int = 0  # compulsory traffic
     embedding: bool = False  # whether the work exists only if a token embedding is a product with one-hot rows
-    module: str = ""  # path of the PyTorch module that does the work
+    module: str = ""  # path of the PyTorch module that does the work; of the outermost its class
 
     def counted(self, convention: Convention) -> bool:
         """Tell whether `convention` counts this item's work (its bytes are always counted)."""
@@ -101,7 +100,7 @@ class Cost(Shown):
     unknown
         Parts whose cost is not determined. If there are any, every figure is refused; `lower_bound` gives what is sure.
     traced
-        Whether a PyTorch module was traced: its masks and what it recomputes are known, and nothing else of a formula.
+        Whether a PyTorch program was traced: it has `flops` alone, and knows its masks and what it recomputes.
 
     Examples
     --------
@@ -119,7 +118,7 @@ class Cost(Shown):
     @property
     def flops(self) -> int:
         """Matrix-product operations under the convention (FLOPs if a multiply-add is 2), with its softmax charge."""
-        self._refuse_unknown()
+        self._require("flops")
         return sum(item.flops(self.convention) for item in self.items)
 
     @property
@@ -135,19 +134,25 @@ class Cost(Shown):
     @property
     def bytes(self) -> int:
         """Compulsory traffic in bytes, a lower bound: every input and every output of a call moves once."""
-        self._refuse_unknown()
+        self._require("bytes")
         return sum(item.bytes for item in self.items)
 
     def _column(self, name: str) -> int:
-        self._refuse_unknown()
+        self._require(name)
         counted = (getattr(item, name) for item in self.items if item.counted(self.convention))
         return sum(amount.elementwise(self.convention.causal) for amount in counted)
 
-    def _refuse_unknown(self) -> None:
+    @property
+    def _counted(self) -> tuple[str, ...]:
+        return FIGURES[:1] if self.traced else FIGURES
+
+    def _require(self, figure: str) -> None:
+        if figure not in self._counted:
+            raise UnknownCost(f"{figure}: not counted for a PyTorch program, only matrix products are; take flops")
         if self.unknown:
             trips = ", or state the trip count" if any(part.startswith(LOOP) for part in self.unknown) else ""
-            remedy = "" if self.traced else f". Take lower_bound(){trips}"
-            raise UnknownCost(f"the cost is not determined: {'; '.join(self.unknown)}{remedy}")
+            other = ", or give formulas={op: function}" if self.traced else trips
+            raise UnknownCost(f"the cost is not determined: {'; '.join(self.unknown)}. Take lower_bound(){other}")
 
     def lower_bound(self) -> "Cost":
         """Return the cost with every undetermined part left out, which then stands in the notes."""
@@ -169,10 +174,12 @@ class Cost(Shown):
         """
         target = find_convention(convention)
         if not self.reads(convention):
-            program = self.traced or self.convention.executed
-            have = "a program as it runs" if program else "a formula"
+            name = convention if isinstance(convention, str) else target.name
+            if self.traced:
+                raise ConventionError(f"a traced module cannot be read as {name!r}: choose from {', '.join(TRACED)}")
+            have = "a program as it runs" if self.convention.executed else "a formula"
             raise ConventionError(
-                f"a count of {have} cannot be read as {target.name!r} ({target.describe()}): it does not say which "
+                f"a count of {have} cannot be read as {name!r} ({target.describe()}): it does not say which "
                 "products are masked, recomputed or idle. Use the closed forms for that, and 'executed' or "
                 "'executed-mac' for programs"
             )
@@ -181,9 +188,7 @@ class Cost(Shown):
     def reads(self, convention: str | Convention) -> bool:
         """Tell whether the parts answer the questions of a convention."""
         target = find_convention(convention)
-        if self.traced:
-            return convention != "palm" and any(target == find_convention(name) for name in TRACED)
-        return target.executed == self.convention.executed
+        return target in map(find_convention, TRACED) if self.traced else target.executed == self.convention.executed
 
     def by_module(self, depth: int | None = None) -> "Cost":
         """Name the items by the PyTorch module that does their work, `depth` names deep (None: the whole path).
@@ -192,11 +197,8 @@ class Cost(Shown):
         """
         if not any(item.module for item in self.items):
             raise UsageError("by_module: no part of this cost belongs to a module; count a torch.nn.Module")
-
-        def name(item: Item) -> str:
-            return ".".join(item.module.split(".")[:depth]) or item.name
-
-        return replace(self, items=merge(replace(item, name=name(item), module="") for item in self.items))
+        named = [(".".join(item.module.split(".")[:depth]) or item.name, item) for item in self.items]
+        return replace(self, items=merge(replace(item, name=name, module="") for name, item in named))
 
     def __add__(self, other: "Cost") -> "Cost":
         if not isinstance(other, Cost):
@@ -220,7 +222,7 @@ class Cost(Shown):
     __rmul__ = __mul__
 
     def breakdown(self) -> dict[str, dict[str, int]]:
-        """Split `flops`, `elementwise`, `transcendental` and `bytes` by item name, in the order of the computation."""
+        """Split the figures by item name, in the order of the computation; of a PyTorch program only `flops`."""
         names = dict.fromkeys(item.name for item in self.items)
         parts = {name: replace(self, items=tuple(i for i in self.items if i.name == name)) for name in names}
         return {name: _figures(part) for name, part in parts.items() if any(_figures(part).values())}
@@ -231,7 +233,7 @@ class Cost(Shown):
         known = self.lower_bound()
         figures: dict[str, Any] = _figures(known) if not self.unknown else {"lower_bound": _figures(known)}
         texts = {"unknown": list(self.unknown), "notes": list(self.notes)}
-        moved = {"bytes_convention": BYTES[None if self.traced else self.convention.executed]}
+        moved = {"bytes_convention": BYTES[self.convention.executed]} if "bytes" in self._counted else {}
         return {**figures, "convention": convention, "items": known.breakdown(), **texts, **moved}
 
     def table(self, shares: bool = True) -> str:
@@ -244,15 +246,15 @@ class Cost(Shown):
         unit = self._unit
         every = known.breakdown() | {"at least" if self.unknown else "total": total}
         rows = [
-            (name, *(f"{figures[column]:,}" for column in FIGURES), _share(figures["flops"], total["flops"]))
+            (name, *(f"{figure:,}" for figure in figures.values()), _share(figures["flops"], total["flops"]))
             for name, figures in every.items()
         ]
-        columns = ("item", unit, "elementwise", "transcendental", "bytes", f"% of {unit}")
+        columns = ("item", unit, *self._counted[1:], f"% of {unit}")
         last = len(columns) if shares else -1
         lines = [
             render_table(columns[:last], [row[:last] for row in rows]),
             f"convention {self.convention.name}: {self.convention.describe()}",
-            f"bytes: {BYTES[None if self.traced else self.convention.executed]}",
+            *([f"bytes: {BYTES[self.convention.executed]}"] if "bytes" in total else ()),
         ]
         lines += [f"unknown: {part}" for part in self.unknown] + [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
@@ -262,7 +264,7 @@ class Cost(Shown):
 
     def to_dataframe(self) -> "pd.DataFrame":
         """Return the breakdown as a pandas data frame, one row an item, in the order of the computation."""
-        return Overview("", ("item", *FIGURES), self._rows()).frame()
+        return Overview("", ("item", *self._counted), self._rows()).frame()
 
     def plot(self) -> "Figure":
         """Draw the operations of every item as bars, the most first."""
@@ -282,14 +284,15 @@ class Cost(Shown):
         total = _figures(self.lower_bound())
         least = "at least " if self.unknown else ""
         rows = sorted(self._rows(), key=lambda row: -row[1])
-        title = f"Cost: {least}{total['flops']:,} {self._unit}, {total['bytes']:,} bytes ({self.convention.name})"
-        columns, convention = ("item", self._unit, f"% of {self._unit}", "bytes"), self.convention
-        shown = [(name, count, _share(count, total["flops"]), moved) for name, count, *_, moved in rows]
+        traffic = f", {total['bytes']:,} bytes" if "bytes" in total else ""
+        title = f"Cost: {least}{total['flops']:,} {self._unit}{traffic} ({self.convention.name})"
+        columns, convention = ("item", self._unit, f"% of {self._unit}", *self._counted[3:]), self.convention
+        shown = [(name, count, _share(count, total["flops"]), *more[2:]) for name, count, *more in rows]
         return Overview(title, columns, shown, (f"convention {convention.name}: {convention.describe()}", *self.notes))
 
 
 def _figures(cost: Cost) -> dict[str, int]:
-    return {name: getattr(cost, name) for name in FIGURES}
+    return {name: getattr(cost, name) for name in cost._counted}
 
 
 def _share(part: int, whole: int) -> str:

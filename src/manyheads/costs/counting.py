@@ -46,7 +46,7 @@ def count(
     training
         PyTorch: whether to count the backward pass too.
     loss
-        PyTorch: function of the outputs whose gradient is taken; by default their `loss`, or else their sum.
+        PyTorch: function of the outputs whose gradient `training` takes; by default their `loss`, or else their sum.
     device
         PyTorch: ``"meta"``, or None for where the tensors are.
     formulas
@@ -71,8 +71,8 @@ def count(
     Raises
     ------
     UsageError
-        `trips` is negative; a keyword that belongs to the other library; on the meta device, trained tensors that are
-        no arguments.
+        `trips` is negative; a keyword of the other library; `loss` without `training`; a formula that gives no count;
+        on the meta device, trained tensors that are no arguments.
     UnknownCost
         On the meta device a number that depends on weights or data decides what runs; fused attention of nested
         tensors, or its second gradient.
@@ -92,8 +92,8 @@ def count(
             raise UsageError(f"count: trips={trips} is for while loops of JAX; a PyTorch program runs: leave it out")
         return count_run(fn, args, **options)
     if named := [name for name, value in options.items() if value]:
-        found = f"no PyTorch module and no tensor among its {len(args)} arguments"
-        raise UsageError(f"count: {', '.join(named)} for {found}; a JAX function contains its own backward pass")
+        found = f"PyTorch, but neither the function nor its {len(args)} arguments are modules or tensors of it"
+        raise UsageError(f"count: {', '.join(named)} for {found}; leave it out: a JAX function has its own gradient")
     require("jax")
     from manyheads.costs.jax.counter import count_program
 
@@ -101,10 +101,8 @@ def count(
 
 
 def is_torch(fn: Any, args: tuple[Any, ...]) -> bool:
-    """Tell whether a function is of PyTorch or its arguments hold tensors, without importing PyTorch."""
+    """Tell whether a function or its arguments hold modules or tensors of PyTorch, without importing it."""
     if (torch := sys.modules.get("torch")) is None:
         return False
-    leaves = torch.utils._pytree.tree_leaves(args)
-    return any(isinstance(each, torch.nn.Module) for each in (fn, getattr(fn, "__self__", None))) or any(
-        isinstance(each, torch.Tensor) for each in leaves
-    )
+    given = (fn, getattr(fn, "__self__", None), *torch.utils._pytree.tree_leaves(args))
+    return any(isinstance(each, (torch.nn.Module, torch.Tensor)) for each in given)

@@ -137,6 +137,8 @@ def _rotary(config: ModelConfig, layer: int) -> Rotary | None:
         return None
     # transformers 5 gathers everything in rope_parameters; before, rope_scaling held what departs from the default.
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if isinstance(given, dict) and (types := config.layer_types()):
+        given = given.get(types[layer], given)  # windowed layers may turn by other angles than full ones (Gemma 3)
     if not isinstance(given, dict):
         raise ConfigInvalid(path, f"the rotary parameters are {shown(given)}")
     fraction = given.get("partial_rotary_factor", values["rotary_fraction"])

@@ -124,7 +124,7 @@ class ModelConfig:
 
     def window(self, layer: int) -> int | None:
         """Return how many positions a position of this layer sees at most; None: no limit."""
-        types, window = self._layer_types(), self.values.get("window")
+        types, window = self.layer_types(), self.values.get("window")
         if not self.values.get("windowed") or not window:
             return None
         if types is not None:
@@ -149,7 +149,7 @@ class ModelConfig:
 
     def windows(self) -> set[int | None]:
         """Return the windows that occur in some layer."""
-        types, layers = self._layer_types(), self.values["layers"]
+        types, layers = self.layer_types(), self.values["layers"]
         first = self.values.get("window_from_layer", 0)
         periodic = types is not None or self.values.get("window_period")
         changes = range(layers) if periodic else {0, min(first, layers), max(layers - 1, 0)}
@@ -168,7 +168,8 @@ class ModelConfig:
             return False
         return (layer + 1) % (values.get("sparse_step", 1) or 1) == 0
 
-    def _layer_types(self) -> list[str] | None:
+    def layer_types(self) -> list[str] | None:
+        """Return "full_attention" or "sliding_attention" of every layer; None where the configuration has no list."""
         types = self.raw.get("layer_types") if self.values.get("windowed") else None
         if types is None or (
             isinstance(types, list)

@@ -6,6 +6,8 @@ pass, the refusal carries it as `result`, for a reader who wants to look at it.
 
 from typing import Any, SupportsFloat
 
+import numpy as np
+
 from manyheads.errors import CertificateError, ManyheadsError, UsageError
 
 
@@ -95,5 +97,6 @@ def check_positive(owner: object, *names: str, none: str = "") -> None:
     """Refuse settings that are no positive numbers, of which infinity is one; None may be one that means `none`."""
     for name in names:
         value = getattr(owner, name)
-        if not ((value is None and none) or (isinstance(value, SupportsFloat) and float(value) > 0)):
+        number = isinstance(value, SupportsFloat) and not isinstance(value, (bool, np.ndarray))
+        if not ((value is None and none) or (number and float(value) > 0)):
             raise UsageError(f"{name}={value!r}: expected a positive number{none and f', or None for {none}'}")

@@ -6,6 +6,7 @@ it stands. What has no figure, such as the logarithm of a negative number, leave
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -181,16 +182,15 @@ class Claim:
             return Verdict.from_interval(self.text, interval, **known, **stated)
         if (dims := getattr(found, "dims", ())) not in ((), ("replicate",)):
             raise UsageError(f"claim {self.text!r}: measured over {dims}; average over all but replicates")
-        wanted = "one number, (replicates,) or an interval"
-        try:
-            values = np.asarray(found, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise UsageError(f"claim {self.text!r}: measured {found!r:.60}; expected {wanted}") from None
+        values = None
+        with contextlib.suppress(TypeError, ValueError):
+            values = None if found is None else np.asarray(found, dtype=np.float64)
+        if values is None or values.ndim > 1:
+            given = f"measured {found!r:.60}" if values is None else f"measured shape {values.shape}"
+            raise UsageError(f"claim {self.text!r}: {given}; expected one number, (replicates,) or an interval")
         if values.ndim == 0:
             self._refuse_sample_options("one number")
             return Verdict.exact(self.text, float(values), **stated)
-        if values.ndim > 1:
-            raise UsageError(f"claim {self.text!r}: measured shape {values.shape}; expected {wanted}")
         usable = int((np.isfinite(values) & ((values > 0) | (self.scale == "linear"))).sum())
         if usable < max(values.size, 1):
             nothing = Interval(-math.inf, math.inf, LEVEL)

@@ -5,6 +5,7 @@ import pytest
 import manyheads as mh
 from manyheads.costs import ModelShape, transformer_cost
 from manyheads.costs.conventions import ConventionError
+from manyheads.costs.cost import UnknownCost
 from manyheads.errors import UsageError
 
 torch = pytest.importorskip("torch")
@@ -193,8 +194,8 @@ def test_conventions_that_a_trace_answers():
     assert cost.flops == 2 * (5 * 4 * 64 + 2 * 15 * 8)
     assert cost.to("dense").flops == 2 * cost.to("mac").flops == 2 * (5 * 4 * 64 + 2 * 25 * 8)
     assert cost.to("halved").flops == 2 * 5 * 4 * 64 + 2 * 25 * 8
-    for name in ("palm", "chinchilla", "megatron", "flash"):
-        with pytest.raises(ConventionError, match="a program as it runs"):
+    for name in ("chinchilla", "megatron", "flash"):
+        with pytest.raises(ConventionError, match="choose from exact, halved"):
             cost.to(name)
     assert (2 * cost + cost).flops == 3 * cost.flops
     with pytest.raises(ConventionError, match="do not add"):
@@ -212,7 +213,35 @@ def test_wrong_use_is_refused():
         mh.count(layer, x, trips=3)
     with pytest.raises(UsageError, match="requires a gradient"):
         mh.count(torch.relu, x, training=True)
-    with pytest.raises(UsageError, match="training for no PyTorch module"):
+    with pytest.raises(UsageError, match="training for PyTorch, but neither the function nor its 0 arguments"):
         mh.count(lambda: 0, training=True)
     with pytest.raises(UsageError, match="belongs to a module"):
         mh.count(torch.mm, x, x.T).by_module()
+    with pytest.raises(UsageError, match="give training=True"):
+        mh.count(layer, x, loss=torch.sum)
+
+
+def test_figures_that_are_not_counted_are_refused_or_absent():
+    """Of a traced module `flops` alone are known: other figures are no zeros."""
+    layer, x = nn.Linear(3, 4), torch.randn(2, 3)
+    cost = mh.count(layer, x)
+    for traced in (cost, 2 * cost, cost + cost, cost.by_module(), cost.to("executed"), cost.lower_bound()):
+        for name in ("bytes", "elementwise", "transcendental"):
+            with pytest.raises(UnknownCost, match=f"{name}: not counted for a PyTorch program"):
+                getattr(traced, name)
+        assert set(traced.breakdown().popitem()[1]) == {"flops"}
+        assert list(traced.to_dataframe().columns) == ["item", "flops"]
+        assert traced.table().split()[:5] == ["item", "FLOPs", "%", "of", "FLOPs"]
+        assert repr(traced).splitlines()[1].split()[:5] == ["item", "FLOPs", "%", "of", "FLOPs"]
+    assert (cost.as_dict()["flops"], cost.as_dict()["items"]) == (48, {"addmm (2,3) (3,4)": {"flops": 48}})
+    assert cost.by_module().breakdown() == {"Linear": {"flops": 48}}  # the module itself has the name of its class
+    assert not {"bytes", "elementwise", "transcendental", "bytes_convention"} & set(cost.as_dict())
+
+
+def test_a_function_that_holds_its_tensors_says_what_to_do():
+    held = torch.ones(2, 2)
+    with pytest.raises(UsageError, match="give its tensors as arguments"):
+        mh.count(lambda: held @ held)
+    assert mh.count(lambda x: x @ x, held).flops == 16
+    assert "0 bytes" not in repr(mh.count(lambda x: x @ x, held))
+    assert mh.count(lambda x: x @ x, held).to("palm").flops == 16

@@ -7,6 +7,7 @@ import pytest
 
 import manyheads as mh
 from manyheads.costs.cost import UnknownCost
+from manyheads.costs.torch.attention_products import MASKED
 from manyheads.errors import UsageError
 
 torch = pytest.importorskip("torch")
@@ -205,14 +206,39 @@ def test_opaque_operations_are_unknown_unless_they_have_a_formula(device):
         assert cost.flops == 2 * T * B * 8 * D * D
         return
     operation = cost.unknown[0].partition(" ")[0]
-    assert cost.unknown[0].endswith(
-        "is opaque: its products are not in the program; take lower_bound(), or give formulas={op: function}"
-    )
-    with pytest.raises(UnknownCost, match="is opaque"):
+    assert cost.unknown[0].endswith("is opaque: its products are not in the program")
+    with pytest.raises(UnknownCost, match=r"is opaque: .* Take lower_bound\(\), or give formulas=\{op: function\}$"):
         _ = cost.flops
     assert cost.lower_bound().flops == 0
     known = mh.count(module, draw(T, B, D), formulas={operation: lambda out, *_, **__: T * B * 8 * D * D})
     assert known.flops == 2 * T * B * 8 * D * D
+    for wrong in (1.5, -1, None):
+        with pytest.raises(UsageError, match=f"multiply-adds={wrong}: expected an integer of at least 0"):
+            mh.count(module, draw(T, B, D), formulas={operation: lambda *_, wrong=wrong, **__: wrong})
+
+
+NARROW = {  # which of queries, keys, values and mask need a gradient; its multiply-adds for a pair
+    "queries": 4 + 16, "keys": 4 + 16, "values": 4, "mask": 4,
+    "queries and keys": 4 + 2 * 16, "keys and values": 8 + 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", [None, "meta"])
+@pytest.mark.parametrize("needed", NARROW)
+def test_gradients_of_fused_attention_with_narrow_values(needed, device):
+    """Values of 4 features beside queries of 16: a gradient of scores costs 4 a pair, one of queries or keys 16."""
+    shapes = {"queries": (1, 2, 6, 16), "keys": (1, 2, 9, 16), "values": (1, 2, 9, 4), "mask": (6, 9)}
+    given = [torch.randn(shape).requires_grad_(name in needed) for name, shape in shapes.items()]
+    cost = mh.count(lambda q, k, v, mask: SDPA(q, k, v, attn_mask=mask), *given, training=True, device=device)
+    assert cost.flops == 2 * 2 * 6 * 9 * (16 + 4 + NARROW[needed])
+
+
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_grouped_products_have_two_gradients(device):
+    x, w = draw(16, 16), draw(2, 16, 32)
+    run = lambda x, w, ends: F.grouped_mm(x.bfloat16(), w.bfloat16(), offs=ends).float()  # noqa: E731
+    cost = mh.count(run, x, w, torch.tensor([8, 16], dtype=torch.int32), training=True, device=device)
+    assert cost.flops == 3 * 2 * 16 * 16 * 32
 
 
 def test_a_foreign_operation_has_the_formula_that_is_given():
@@ -277,7 +303,7 @@ def test_masks_of_this_batch():
         assert cost.flops == 2 * H * (3 + 10) * 2 * N
         assert cost.to("halved").flops == 2 * H * (8 + 8) * 2 * N
         assert cost.to("dense").flops == 2 * H * (16 + 16) * 2 * N
-        assert cost.notes[:-1] == ("pairs of a mask are those that it leaves in this batch",)
+        assert cost.notes[:-1] == (MASKED,)
 
 
 def test_causal_queries_that_are_more_or_fewer_than_keys():

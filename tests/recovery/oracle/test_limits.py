@@ -175,6 +175,8 @@ def test_sequences_of_the_verification_are_within_the_limits(rng):
         {"min_length": 5, "max_length": 4},
         {"max_norm": 0.0},
         {"calls_per_second": 1e-9},
+        {"calls_per_second": float("nan")},
+        {"max_norm": True},
         {"bits": 1},
         {"decimals": -1},
         {"max_batch": 0},
@@ -183,3 +185,9 @@ def test_sequences_of_the_verification_are_within_the_limits(rng):
 def test_limits_without_meaning_are_refused(settings):
     with pytest.raises(UsageError):
         ServerLimits(**settings)
+
+
+def test_an_infinite_limit_is_none():
+    limits = ServerLimits(max_norm=np.inf, calls_per_second=np.inf)
+    assert limits == ServerLimits()
+    assert ServerLimits(max_norm=np.float32(2), calls_per_second=3) == ServerLimits(max_norm=2.0, calls_per_second=3.0)

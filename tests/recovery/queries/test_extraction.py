@@ -378,3 +378,11 @@ def test_tolerance_decides_how_single_precision_is_extracted(rng, tolerance, met
         found = extract_layer(oracle.function, 12, options=options)
         assert found.method == "probes"
         assert compare_layers(layer, found.layer).theta < 1e-2
+
+
+@pytest.mark.parametrize("level", [methods.EXACT * 0.99, methods.EXACT, methods.EXACT * 1.04])
+def test_a_reason_shows_the_digits_of_its_comparison(rng, level):
+    measured = oracle_noise(Oracle(lambda x: evaluate_layer(gpt_layer(np.random.default_rng(0), 8, 2), x), 8), rng)
+    reason = methods.plan_attempts("auto", level, measured, ExtractionOptions())[0].reason
+    shown, limit = (float(word) for word in reason.split() if word[0].isdigit())
+    assert ("above" in reason) == (shown > limit) == (level > methods.EXACT)

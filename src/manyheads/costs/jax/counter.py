@@ -16,7 +16,7 @@ from manyheads.costs.cost import LOOP, Cost, Item
 from manyheads.costs.jax import jaxpr, primitives
 from manyheads.costs.jax.jaxpr import Consts, Equation, Known, Liveness, Mask, Variable
 from manyheads.costs.tally import Tally
-from manyheads.errors import check_call, check_integer
+from manyheads.errors import UsageError, check_call, check_integer
 
 
 @dataclass
@@ -191,7 +191,10 @@ def count_program(fn: Callable[..., PyTree], args: tuple[PyTree, ...], trips: in
         filled = list(leaves)
         for index, value in zip(traced, values, strict=True):
             filled[index] = value
-        return fn(*jax.tree.unflatten(tree, filled))
+        out = fn(*jax.tree.unflatten(tree, filled))
+        if type(out).__module__ == "torch":
+            raise UsageError("count: the function returns a tensor of PyTorch; give its tensors as arguments")
+        return out
 
     closed = jax.make_jaxpr(call)(*(leaves[index] for index in traced))
     wanted = (True,) * len(closed.jaxpr.outvars)

@@ -21,6 +21,8 @@ def count_run(function: Any, args: tuple[Any, ...], training: Any, loss: Any, de
     torch = require("torch")
     if device not in (None, "meta"):
         raise UsageError(f"device={device!r}: expected 'meta', or None for where the tensors are")
+    if loss and not training:
+        raise UsageError("loss= is for the backward pass, which is not counted: give training=True too")
     owners = (function, getattr(function, "__self__", None))
     module = next((each for each in owners if isinstance(each, torch.nn.Module)), torch.nn.Module())
     meta = device == "meta" or any(each.is_meta for each in (*module.parameters(), *module.buffers()))
@@ -83,7 +85,7 @@ def _loss(torch: Any, out: Any, loss: Any) -> Any:
     """Return the number whose gradient is taken: the loss of the outputs, or else their sum."""
     value = loss(out) if loss else getattr(out, "loss", None)
     if value is None:
-        leaves = torch.utils._pytree.tree_leaves(out)
+        leaves = torch.utils._pytree.tree_leaves(dict(out) if isinstance(out, Mapping) else out)
         value = sum(each.sum() for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad)
     if not isinstance(value, torch.Tensor) or not value.requires_grad or value.numel() != 1:
         raise UsageError("training: no result depends on a tensor that requires a gradient; give loss=, one number")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from manyheads.costs.tally import Tally
+from manyheads.errors import check_integer
 
 Formula = Callable[..., int | Tally]
 """Multiply-adds of an operation, from its result and its arguments."""
@@ -14,7 +15,7 @@ FACTORS |= dict.fromkeys(("addmm", "_addmm_activation", "baddbmm", "addbmm", "ad
 ROUTED = "rows of grouped products are counted once each, whatever the router chooses: no token is dropped"
 PADDED = "convolutions count products with padding"
 COMPLEX = "a multiply-add of complex numbers is counted as one"
-OPAQUE = "{} is opaque: its products are not in the program; take lower_bound(), or give formulas={{op: function}}"
+OPAQUE = "{} is opaque: its products are not in the program"
 HIDDEN = re.compile(  # operations of PyTorch that multiply matrices, unless a formula here counts them
     r"mm(_|$)|mv$|dot|matmul|conv(?!ert)|(?<!upsample_)(?<!bi)(?<!tri)linear|^_trilinear|attention|multi_head"
     r"|transformer_encoder|rnn|lstm|gru|^_fft|[cp]dist_|euclidean|solve|chol|geqrf|ormqr"
@@ -46,7 +47,8 @@ def find_product(
     for key in (operation, packet, str(packet)):
         if key in formulas:
             macs = formulas[key](out, *args, **kwargs)
-            return str(packet), macs if isinstance(macs, Tally) else Tally.of(macs), ""
+            checked = macs if isinstance(macs, Tally) else Tally.of(check_integer("formulas: multiply-adds", macs, 0))
+            return str(packet), checked, ""
     if getattr(operation, "namespace", "") != "aten":
         return None
     if name in FACTORS:

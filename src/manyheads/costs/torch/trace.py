@@ -10,8 +10,7 @@ from typing import Any
 
 from manyheads.costs.cost import UnknownCost
 from manyheads.costs.tally import NOTHING, Tally
-from manyheads.costs.torch import fused_attention as fused
-from manyheads.costs.torch import products
+from manyheads.costs.torch import attention_products, products
 from manyheads.costs.torch.known_numbers import KnownNumbers
 
 Place = tuple[str, str, str]
@@ -22,7 +21,7 @@ SIZED_BY_DATA = "the data decide some sizes ({}): the count holds for this batch
 
 
 class Trace:
-    """What one run multiplied; stand-ins for fused attention; numbers on the meta device."""
+    """Record of one run: its matrix products, with stand-ins for fused attention and known numbers of meta tensors."""
 
     def __init__(self, formulas: Mapping[Any, products.Formula]) -> None:
         import torch.utils.weak
@@ -36,10 +35,10 @@ class Trace:
         self.modules: list[tuple[str, int]] = []  # that run now, each with the number of backward passes around it
         self.forward: dict[int, Place] = {}  # products by the number of their autograd node
         self.scores: Any = torch.utils.weak.WeakTensorKeyDictionary()  # products of queries and keys, their softmaxes
-        self.explicit, self.paused, self.attention = 0, False, fused.attention_rule()
+        self.explicit, self.paused, self.attention = 0, False, attention_products.attention_rule()
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a reader must know."""
+        """Return the notes of the count."""
         again = sum(tally.exact for (_, stage, _), tally in self.tallies.items() if stage == "block-again")
         counted = {ALL_PAIRS.format(self.explicit): self.explicit, AGAIN.format(again): again}
         return (*(note for note, number in counted.items() if number), *filter(None, self.found))
@@ -70,7 +69,7 @@ class Trace:
 
     @contextmanager
     def watch(self, module: Any) -> Iterator[None]:
-        """See every operation, function and module that runs; leave PyTorch and all gradients as they were."""
+        """Intercept every operation, function and module call; restore PyTorch and all gradients at the end."""
         torch, trace = self.torch, self
 
         class Operations(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[name-defined]
@@ -94,7 +93,7 @@ class Trace:
                 self.tasks.pop()
 
         paths = {id(each): name for name, each in module.named_modules()}
-        enter = lambda each, _: self.modules.append((paths.get(id(each), type(each).__name__), len(self.tasks)))  # noqa: E731
+        enter = lambda each, _: self.modules.append((paths.get(id(each)) or type(each).__name__, len(self.tasks)))  # noqa: E731
         hooks, names = torch.nn.modules.module, torch.nn.functional
         changed: list[tuple[Any, str, Any]] = [  # for calls below the mode of functions
             (names, "scaled_dot_product_attention", functools.partial(self.attend, names.scaled_dot_product_attention)),
@@ -193,7 +192,7 @@ class Trace:
     # Functions, above autograd
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function; fused attention is replaced, and what it makes of lists keeps its numbers."""
+        """Run a function: replace fused attention, and remember the numbers of tensors that are made from lists."""
         torch = self.torch
         if getattr(function, "__name__", "") == "scaled_dot_product_attention" and not self.paused:
             return self.attend(function, *args, **kwargs)
@@ -212,7 +211,7 @@ class Trace:
         """Stand in for `scaled_dot_product_attention`."""
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         if query.is_nested:
-            raise UnknownCost(fused.NESTED)
+            raise UnknownCost(attention_products.NESTED)
         if self.torch._C._functorch.peek_interpreter_stack() is not None:  # vmap, grad and others need all products
             with self.torch.nn.attention.sdpa_kernel(self.torch.nn.attention.SDPBackend.MATH):
                 return kernel(query, key, value, attn_mask, **options)
@@ -234,7 +233,7 @@ class Trace:
         if block_mask is not None:
             extents = torch.Size((*block_mask.shape[:-2], query.shape[-2], key.shape[-2]))
             mask = query.new_empty((), device="meta")  # without numbers
-            if extents.numel() <= fused.LARGEST:
+            if extents.numel() <= attention_products.LARGEST:
                 mask = block_mask.mask_mod(*torch.meshgrid(*map(torch.arange, extents), indexing="ij"))
         run = lambda q, k, v: kernel(q, k, v, score_mod, block_mask, scale, enable_gqa, False, kernel_options)  # noqa: E731
         out = self._attention(run, query, key, value, mask)
@@ -246,11 +245,11 @@ class Trace:
     def _attention(self, run: Any, query: Any, key: Any, value: Any, mask: Any, is_causal: bool = False) -> Any:
         """Count the pairs of a kernel, and run it if there are numbers."""
         queries, keys, lead = query.shape[-2], key.shape[-2], query.shape[:-2].numel()
-        pairs = lead * (fused.causal_pairs(queries, keys) if is_causal else Tally.of(queries * keys))
+        pairs = lead * (attention_products.causal_pairs(queries, keys) if is_causal else Tally.of(queries * keys))
         if mask is not None:
             numbers = self.numbers.find(mask)
-            self.found[fused.UNKNOWN_MASK if numbers is None else fused.MASKED] = None
-            pairs = pairs if numbers is None else fused.masked_pairs(numbers.detach(), queries, keys, lead)
+            self.found[attention_products.UNKNOWN_MASK if numbers is None else attention_products.MASKED] = None
+            pairs = pairs if numbers is None else attention_products.masked_pairs(numbers.detach(), queries, keys, lead)
         name, stage, path = self.place(products.describe_product("attention", query, key))
         self.add((name, stage, path), (query.shape[-1] + value.shape[-1]) * pairs)
 
@@ -263,7 +262,6 @@ class Trace:
             finally:
                 self.paused = False
 
-        gradients = lambda needed: self.add(  # noqa: E731
-            (name, "backward", path), fused.backward_macs(pairs, query, value, needed)
-        )
+        macs = functools.partial(attention_products.backward_macs, pairs, query, value)
+        gradients = lambda needed: self.add((name, "backward", path), macs(needed))  # noqa: E731
         return self.attention(kernel, gradients, query, key, value, mask)

@@ -100,6 +100,6 @@ def _logit_bound(module: Module) -> float:
         weight = getattr(norm, "weight", None)
         if weight is None or weight.dim() != 1 or "RMS" not in type(norm).__name__:
             return np.nan
-        with torch.no_grad():  # what the norm makes of ones: its gain, also where that is 1 + weight
-            bound *= largest_norm(norm(torch.ones_like(weight)).float().cpu().numpy())
+        with torch.no_grad():  # what the norm makes of large equal numbers: its gain, also where that is 1 + weight
+            bound *= largest_norm(norm(torch.full_like(weight, 1e4)).float().cpu().numpy())
     return bound

@@ -22,7 +22,7 @@ import numpy as np
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import UsageError
 from manyheads.recovery._types import Array
-from manyheads.recovery.refusals import LimitError
+from manyheads.recovery.refusals import LimitError, check_positive
 
 SLACK = 1e-5  # share by which a token may exceed the largest norm: it is rounded when it is handed over
 MARGIN = 0.98  # of the largest norm, to which tokens are shortened
@@ -59,16 +59,20 @@ class ServerLimits:
 
     min_length: int = constrained(1, Constraint(least=1))
     max_length: int | None = constrained(None, Constraint(least="min_length"))
-    max_norm: float | None = constrained(None, Constraint(above=0))
+    max_norm: float | None = None
     max_batch: int | None = constrained(None, Constraint(least=1))
     last_row: bool = False
-    calls_per_second: float | None = constrained(None, Constraint(above=0))
+    calls_per_second: float | None = None
     decimals: int | None = constrained(None, Constraint(least=0, most=17))
     bits: int | None = constrained(None, Constraint(least=2, most=53))
     vocabulary: Array | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_positive(self, "max_norm", "calls_per_second", none="no limit")
+        for name in ("max_norm", "calls_per_second"):
+            value = np.inf if getattr(self, name) is None else float(getattr(self, name))
+            object.__setattr__(self, name, None if value == np.inf else value)
         if self.calls_per_second is not None and self.calls_per_second < SLOWEST:
             raise UsageError(f"calls_per_second={self.calls_per_second:g}: one wait would take more than an hour")
         if self.vocabulary is not None:

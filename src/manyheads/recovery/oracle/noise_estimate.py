@@ -30,8 +30,8 @@ from manyheads.recovery.refusals import NotALayer
 LARGEST = 0.03  # noise beyond which no method here tells heads apart; joint fits from random weights need no less
 ROUNDING = 64.0  # units of the answers' dtype by which two runs of the same arithmetic may differ
 PLAIN = 0.01  # relative change of an answer that is no rounding, unless more was measured: float16 has three digits
-HIDDEN = "answers do not depend on the tokens beyond their rounding ({}): no head reads them; or take an output bias "
-HIDDEN += "off, or answer in a wider type"
+HIDDEN = "answers do not depend on the tokens beyond their rounding ({}): no head reads them, or an output "
+HIDDEN += "bias hides them: take it off, or answer in a wider type"
 SMOOTH = 0.5  # correlation of what is left at two neighbouring points beyond which it is a function and not rounding
 
 

@@ -86,7 +86,7 @@ class OracleSettings:
         except TypeError:
             dtype = None
         if dtype is None or dtype.kind != "f":
-            raise UsageError(f"dtype={self.dtype!r}: choose from float16, float32, float64")
+            raise UsageError(f"dtype={self.dtype!r}: expected a floating-point dtype of NumPy, such as float32")
         object.__setattr__(self, "dtype", dtype.name)
 
 

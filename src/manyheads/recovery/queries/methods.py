@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from manyheads._overview import distinct_texts
 from manyheads.errors import ManyheadsError
 from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.noise_estimate import OracleNoise
@@ -72,10 +73,8 @@ def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
         if options.rotary or options.scores or options.normalized:
             raise LimitError("a vocabulary with rotary positions or a norm in front: give the function without them")
     if oracle.longest < 3 <= limits.longest:
-        lengths = (
-            f"lengths from {limits.min_length} to {limits.max_length}: three tokens, repeated, have none in between"
-        )
-        raise LimitError(f"{lengths}. If it is causal and shows all rows, say causal=True: then sequences are padded")
+        what = f"lengths from {limits.min_length} to {limits.max_length}: three tokens, repeated, have none in between"
+        raise LimitError(f"{what}. If it is causal and shows all rows, say causal=True: then sequences are padded")
     if limits.longest < 3:
         raise LimitError(f"max_length={limits.max_length}: sequences of three tokens are needed; two leave signs open")
     if (options.rotary or options.scores) and limits.last_row and limits.min_length > 1:
@@ -145,11 +144,12 @@ def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> 
         return "rotary", "queries and keys are turned by their positions"
     if normalized:
         return "sphere", "the function normalizes its tokens"
+    noise, exact, rounded = distinct_texts(level, EXACT, ROUNDED, digits=1)
     if level <= EXACT:
-        return "subspaces", f"the relative noise {level:.1g} is at most {EXACT:g}"
+        return "subspaces", f"the relative noise {noise} is at most {exact}"
     if level <= ROUNDED and options.tolerance >= LOOSE:
-        return "probes", f"the relative noise {level:.1g} is at most {ROUNDED:g}, and the tolerance at least {LOOSE:g}"
-    return "bounded", f"the relative noise {level:.1g} is above {EXACT:g}"
+        return "probes", f"the relative noise {noise} is at most {rounded}, and the tolerance at least {LOOSE:g}"
+    return "bounded", f"the relative noise {noise} is above {exact}"
 
 
 # run(oracle, noise, rng, accurate) asks the oracle, whose answers have the relative error `noise`, and returns a layer

@@ -31,11 +31,9 @@ def standard_panels(
     drawn = {(one.x_label, one.y_label) for one in own if isinstance(one, Lines)}
     derived = [one for one in (*_series(claims), *_pairs(theory, trained)) if (one.x_label, one.y_label) not in drawn]
     titles = [one.title for one in derived]
-    derived = [
-        one if titles.count(one.title) == 1 else replace(one, title=f"{one.title}, over {one.x_label}")
-        for one in derived
-    ]
-    return (*derived, *_medians(theory, trained))
+    axes = [f", over {one.x_label}" if titles.count(one.title) > 1 else "" for one in derived]
+    named = (replace(one, title=one.title + axis) for one, axis in zip(derived, axes, strict=True))
+    return (*named, *_medians(theory, trained))
 
 
 def lines(

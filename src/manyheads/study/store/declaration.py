@@ -74,3 +74,5 @@ def _check_cells(study: Study) -> None:
     except TypeError as error:
         expected = f"expected a function of ({', '.join(('key', *cells[0]))})"
         raise UsageError(f"{type(study).__name__}.train: {error}; {expected}") from error
+    for cost in (cost for cost in map(study.flops, cells) if cost is not None):
+        check_integer(f"{type(study).__name__}.flops()", cost, 0)

@@ -13,7 +13,7 @@ from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import ACCURATE, SPARING, Effort
 from manyheads.recovery.queries.gates.count_gates import CountGate, ask_counts, find_counted_heads
-from manyheads.recovery.queries.logits.ledger import Reader, alternate, plan
+from manyheads.recovery.queries.logits.ledger import LedgerReader, alternate, plan
 from manyheads.recovery.queries.nets.sigmoid_network import fit_nets
 from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.refusals import FitError, NotALayer
@@ -106,7 +106,7 @@ def test_the_count_gate_is_rational_in_the_number_of_zeros(rng):
 
 def test_logits_of_all_pairs_of_a_sequence(rng):
     layer = planted_rotary_layer(rng, DIM, HEADS)
-    reader = Reader(Oracle(layer, DIM), layer.bias, layer.projection)
+    reader = LedgerReader(Oracle(layer, DIM), layer.bias, layer.projection)
     tokens = rng.standard_normal((6, DIM))
     ledger = reader.read(tokens, np.arange(6).reshape(2, 3), np.array([1, 2, 5]))
     assert len(ledger.logits) == 12

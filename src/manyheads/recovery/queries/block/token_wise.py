@@ -160,10 +160,8 @@ def _check_answers(block: Oracle, x: Array, alone: Array) -> None:
 
 
 def _too_large(scale: float, block: Oracle) -> LimitError:
-    return LimitError(
-        f"tokens of norm {scale * block.dim**0.5:.3g} are needed for an MLP, and the server takes "
-        f"{block.limits.max_norm:g}: extract its attention alone"
-    )
+    needed = f"tokens of norm {scale * block.dim**0.5:.3g} are needed for an MLP"
+    return LimitError(f"{needed}, and the server takes {block.limits.max_norm:g}: extract its attention alone")
 
 
 def _sizes(x: Array) -> Array:

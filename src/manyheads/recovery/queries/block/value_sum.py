@@ -40,7 +40,7 @@ STEEPER = np.sqrt(2.0) ** np.arange(4)  # sizes from which its epsilon is extrap
 
 
 @dataclass(frozen=True)
-class RepeatedToken:
+class MovedToken:
     """Asks about sequences of one token z in which one place is moved."""
 
     block: TokenWise
@@ -79,7 +79,7 @@ def read_value_sum(block: TokenWise, positions: bool, rng: Generator, figures: F
     readings: list[_Reading] = []
     for _ in range(TRIES):
         axis = rng.standard_normal(len(space)) @ space
-        token = _tune(RepeatedToken(block, axis / np.linalg.norm(axis), STEPS[0]), space, rng)
+        token = _tune(MovedToken(block, axis / np.linalg.norm(axis), STEPS[0]), space, rng)
         reading = _read_weights(token, space, rng) if positions else _Reading(token, (1,), np.array([2.0]))
         readings += [] if reading is None else [reading]
         if len(readings) == 2:
@@ -136,12 +136,12 @@ def _read_epsilon(reading: "_Reading", projection: Array) -> float:
     return max(float(series[0]), 0.0)
 
 
-def _tune(token: RepeatedToken, space: Array, rng: Generator) -> RepeatedToken:
+def _tune(token: MovedToken, space: Array, rng: Generator) -> MovedToken:
     """Return the token with the step at which differences of two orders agree best."""
     direction = token.tangents(rng.standard_normal((1, len(space))) @ space)
     tried = []
     for step in STEPS:
-        one = RepeatedToken(token.block, token.axis, step)
+        one = MovedToken(token.block, token.axis, step)
         fine, coarse = one.derivatives(direction, 0, 2, (1,))
         tried.append((float(np.linalg.norm(fine - coarse)), one))
     return min(tried, key=lambda pair: pair[0])[1]
@@ -151,7 +151,7 @@ def _tune(token: RepeatedToken, space: Array, rng: Generator) -> RepeatedToken:
 class _Reading:
     """Weights w_r of rows with sum_r w_r a_i(r) = 1 for every head."""
 
-    token: RepeatedToken
+    token: MovedToken
     rows: tuple[int, ...]
     weights: Array
 
@@ -165,7 +165,7 @@ class _Reading:
         return directions - own + np.outer(own @ self.token.axis, self.token.axis), change
 
 
-def _read_weights(token: RepeatedToken, space: Array, rng: Generator) -> _Reading | None:
+def _read_weights(token: MovedToken, space: Array, rng: Generator) -> _Reading | None:
     """Return w at a token where the weights depend on positions; None where its heads do not split."""
     offsets = OFFSETS
     while True:
@@ -194,7 +194,7 @@ def _read_weights(token: RepeatedToken, space: Array, rng: Generator) -> _Readin
     return _Reading(token, tuple(range(1, few + 1)), weights)
 
 
-def _read_table(token: RepeatedToken, offsets: int, space: Array, rng: Generator) -> tuple[Array, float]:
+def _read_table(token: MovedToken, offsets: int, space: Array, rng: Generator) -> tuple[Array, float]:
     """Return dD_r (rows, t, 2, d) for a token moved t = 1 .. offsets places back, zero where t > r, and its error."""
     length = 2 * offsets
     directions = token.tangents(rng.standard_normal((2, len(space))) @ space)

@@ -64,7 +64,7 @@ class Pairs:
 
     oracle: Ask  # called as ``oracle(x, read=...)``
     sums: Sums  # W_S and c
-    # Copies of q + v, and of q. Not causal: only last rows are read, of two sequences with before + after tokens.
+    # Copies of q + v, and of q. Not causal: two or three sequences of before + after tokens take the place of prefixes.
     before: int = 1
     after: int = 4
     causal: bool = True  # whether every prefix of a sequence is a sequence
@@ -281,8 +281,8 @@ def _separate_at(
     if not real:
         why = f"{heads} heads show, and no pencil of Jacobians is real: no attention heads, or too noisy"
         raise FitError(why, separation, EPS)
-    what = f"answers to pairs of {heads} dimensions are no net of as many heads: no attention layer, or one that adds "
-    raise FitError(f"{what}its input, until residual=True says so", closest, allowed)
+    what = f"{heads} heads show in answers to pairs of tokens, and as many sigmoid gates do not fit them"
+    raise FitError(f"{what}: scores are not bilinear, or the input is added (residual=True)", closest, allowed)
 
 
 def _count_heads(

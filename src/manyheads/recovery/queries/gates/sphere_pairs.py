@@ -5,7 +5,7 @@ difference v if and only if they are
 
 .. math:: w + v/2, \quad w - v/2, \qquad w \perp v,\ |w|^2 = d - |v|^2/4 .
 
-With v in one half of the space and w in the other, and all v of one norm, the same w serve every v. What pairs show of
+With w in a subspace and v in its complement, and all v of one norm, the same w serve every v. What pairs show of
 the heads is as without a norm (`gates.pairs`), but the size of w is given, and only Jacobians at one point share
 their factors. Derived here.
 """
@@ -31,7 +31,7 @@ SMALL = (1e-2, 3e-3)  # root mean squares of the tokens that show epsilon
 class SpherePairs(Pairs):
     """Asks about pairs on the sphere, whose queries are the w."""
 
-    # Orthonormal rows (a, d) and (b, d) that span the halves of the differences v and of the w
+    # Orthonormal rows (a, d) and (b, d) that span the subspaces of the differences v and of the w
     near: Array = field(default_factory=lambda: np.zeros((0, 0)))
     far: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
@@ -49,7 +49,7 @@ class SpherePairs(Pairs):
         return float(np.sqrt(self.near.shape[1]))
 
     def probe(self, rng: Generator, dim: int) -> Array:
-        """Draw a difference of norm sqrt d in the first half."""
+        """Draw a difference of norm sqrt d in its subspace."""
         return _of_norm(rng.standard_normal(len(self.near)) @ self.near, self.radius)
 
     def at(self, probe: Array, moves: Array) -> Array:
@@ -57,10 +57,9 @@ class SpherePairs(Pairs):
         return _of_norm(probe + moves, self.radius)
 
     def directions(self, rng: Generator, dim: int, bases: int) -> Array:
-        """Draw orthonormal bases of the first half."""
-        return np.concatenate(
-            [super(SpherePairs, self).directions(rng, len(self.near), 1) @ self.near for _ in range(3)]
-        )
+        """Draw three orthonormal bases of the subspace of differences: probes that fail have others in their place."""
+        drawn = [super(SpherePairs, self).directions(rng, len(self.near), 1) for _ in range(3)]
+        return np.concatenate([basis @ self.near for basis in drawn])
 
     def pair(self, queries: Array, probes: Array) -> tuple[Array, Array]:
         """Return the tokens w + v/2 and w - v/2 (b, n, d)."""
@@ -73,7 +72,7 @@ class SpherePairs(Pairs):
         return _of_norm(np.concatenate([point + steps, point - steps]), np.sqrt(0.75) * self.radius)
 
     def shortened(self, queries: Array) -> Array:
-        """Return the w (n, d) of norm sqrt(3 d / 4) in the second half along vectors."""
+        """Return the w (n, d) of norm sqrt(3 d / 4) in their subspace along vectors."""
         return _of_norm(queries @ self.far.T @ self.far, np.sqrt(0.75) * self.radius)
 
 

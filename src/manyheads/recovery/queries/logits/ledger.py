@@ -63,7 +63,7 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Reader:
+class LedgerReader:
     """Conversion of answers into logits: the oracle, c (d,), and the projections W (m, d, d)."""
 
     ask: Ask

@@ -81,9 +81,8 @@ def _frames(dim: int, plan: UnseenPlan, rng: Generator) -> Array:
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
     first = -(-(dim - 1) // share)
     # T orthonormal vectors of which the first is the direction of the mean
-    simplex = np.linalg.qr(np.concatenate([np.ones((plan.seen, 1)), rng.standard_normal((plan.seen, share))], axis=1))[
-        0
-    ]
+    columns = np.concatenate([np.ones((plan.seen, 1)), rng.standard_normal((plan.seen, share))], axis=1)
+    simplex = np.linalg.qr(columns)[0]
     means = [basis[0]] * first + [basis[1 + place] for place in range(plan.keys - first)]
     others = list(np.resize(np.arange(1, dim), first * share).reshape(first, share))
     others += [np.r_[0, rng.permutation(np.arange(3, dim))[: share - 1]] for _ in means[first:]]

@@ -24,7 +24,7 @@ from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.gates.count_gates import ask_counts, find_counted_heads
-from manyheads.recovery.queries.logits.ledger import Ledger, Reader, alternate, plan
+from manyheads.recovery.queries.logits.ledger import Ledger, LedgerReader, alternate, plan
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary import forms
@@ -51,7 +51,7 @@ def extract_rotary(oracle: Oracle, noise: float, rng: Generator, effort: Effort 
         values = split_projections(sums, stacks)
         figures |= stacks.figures() | values.figures()
     with log.stage("logits") as figures:
-        read = Reader(oracle, sums.bias, values.projection).read
+        read = LedgerReader(oracle, sums.bias, values.projection).read
         found = LogitForms(read, noise, rng, effort, values, sums.bias, np.eye(oracle.dim), length)
         figures["size"] = found.shorten()
         layer: Any = found.read(figures)

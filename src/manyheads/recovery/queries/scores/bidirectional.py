@@ -47,9 +47,8 @@ def extract_bidirectional(
     # every row is the last one of a prefix
     layer, reading = extract(Behind(oracle, causal=True, limits=replace(oracle.limits, last_row=True)))
     if not (isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.sink is None):
-        raise NotALayer(
-            "later tokens are seen, and scores turn or stand beside sinks: these are extracted from causal layers alone"
-        )
+        what = "later tokens are seen, and scores turn or stand beside sinks: these are extracted from causal layers"
+        raise NotALayer(f"{what} alone")
     with log.stage("later tokens") as figures:
         backwards = replace(reading.reader, oracle=Backwards(oracle))
         later, _, rest = positions.read_terms(backwards, layer.form(1), reading.tokens, reading.keys, None, noise)

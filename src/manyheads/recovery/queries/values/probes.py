@@ -3,7 +3,7 @@
 Used by every gate with warm starts (`subspaces`, `sphere`, `rotary`). Directions are taken in blocks, and the network
 known at the reference is fitted along each; singular values of what each head was seen to read fall from the rank to
 the noise, then no further probe is needed. Where the gates of two heads nearly agree, their values are less certain:
-rows are weighted by their error.
+with an `amplification` rows are weighted by their error, and without one (pairs) such a probe costs digits.
 """
 
 from collections.abc import Callable

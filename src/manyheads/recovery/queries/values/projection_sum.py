@@ -63,10 +63,8 @@ class Sums(NamedTuple):
         singular = np.linalg.svd(triangle, compute_uv=False)
         least = np.finfo(float).eps * dim
         if len(whole) > dim or not singular[-1] > least * singular[0]:
-            what = (
-                f"output spaces of ranks {ranks} overlap in dimension {dim}: full rank, or noise; take method='bounded'"
-            )
-            raise RankBudgetError(what, singular[-1] / singular[0], least)
+            what = f"output spaces of ranks {ranks} overlap in dimension {dim}: full rank, or noise"
+            raise RankBudgetError(f"{what}; take method='bounded'", singular[-1] / singular[0], least)
         inverse = np.linalg.solve(triangle, turn.T).T  # O^+ = Q R^-T, (d, sum of ranks)
         splits = tuple(np.split(inverse, np.cumsum(ranks)[:-1], axis=1))
         projection = np.array([self.projection @ part @ space for part, space in zip(splits, spaces, strict=True)])

@@ -1,4 +1,4 @@
-"""Fused attention by shapes and mask: pairs of a query and a key, and a stand-in that has the gradients."""
+"""Multiply-adds of fused attention (SDPA, flex) from shapes and mask, and a stand-in with its gradients."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ LARGEST = 1 << 24  # pairs of positions on which the mask of flex attention is e
 UNKNOWN_MASK = "a mask without numbers: all its pairs are counted"
 NESTED = "attention of nested tensors is not counted; pad the sequences and give a mask"
 TWICE = "gradients of gradients of fused attention are not counted; write out softmax(q @ k.mT) @ v"
-MASKED = "pairs of a mask are those that it leaves in this batch"
+MASKED = "masked pairs are those of this batch; a number masks at -1e8, or at half the least of its dtype, and below"
 
 
 def causal_pairs(queries: int, keys: int) -> Tally:
