@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from manyheads.models.infer.trace import INPUT, Trace, Value
+from manyheads.models.infer.trace import INPUT, UNKNOWN, Trace, Value
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.modules import inference
 
@@ -28,6 +28,7 @@ OPERATIONS = """
 """
 VIEWS, CUTS, JOINS, SUMS = (each.split() for each in OPERATIONS.split(";"))
 CONSTANT = ("zeros", "ones", "empty", "full", "new_", "rand", "bernoulli")  # beginnings of what has no values of inputs
+POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0, "square": 2.0}
 MOST_INDICES = 100  # by which slices are told apart
 
 
@@ -75,12 +76,13 @@ def _numeric(tensor: Tensor) -> bool:
 
 
 def _number(x: Any) -> float | None:
-    """Return a constant that is one number, everywhere."""
+    """Return a constant that is one number, everywhere or where it is not zero."""
     if isinstance(x, torch.Tensor):
-        if not x.numel() or x.is_complex() or (x.numel() > 1 and bool((x != x.flatten()[0]).any())):
+        x = x[x != 0] if x.numel() > 1 and not x.is_complex() else x.flatten()  # a mask leaves the others alone
+        if not x.numel() or x.is_complex() or bool((x != x[0]).any()):
             return None
-        x = x.flatten()[0].item()
-    return float(x) if x and not isinstance(x, bool | complex) and math.isfinite(x) else None
+        x = x[0].item()
+    return float(x) if x and not isinstance(x, complex) and math.isfinite(x) else None
 
 
 def _alike(tensor: Tensor) -> bool:
@@ -102,7 +104,7 @@ class _Operations:
     """Operations of PyTorch, in the terms of a `Trace`."""
 
     def __init__(self, model: Module, names: Mapping[int, str]) -> None:
-        self.trace = Trace()
+        self.trace, self.model = Trace(), model
         self.values: dict[int, Value | None] = {}
         self.alive: list[Tensor] = []  # so that no id is used twice
         self.stored: dict[int, list[int]] = defaultdict(list)  # address of a storage → ids of its tensors
@@ -186,7 +188,9 @@ class _Operations:
             return self.sum(name, args, kwargs, first)
         if name in VIEWS or name in CUTS:
             return self.view(name, args, out, first)
-        return first if name == "cumsum" else self.other(name, args, kwargs)
+        if name in POWERS or (name == "pow" and isinstance(args[1], int | float)):
+            return trace.power(first, POWERS.get(name) or args[1])
+        return replace(first, uneven=True) if name == "cumsum" else self.other(name, args, kwargs)
 
     def product(self, a: Tensor, b: Tensor) -> Value | None:
         """Multiply matrices."""
@@ -213,13 +217,26 @@ class _Operations:
             return replace(first, computed=True)
         where = 2 if name in ("norm", "linalg_vector_norm") else 1
         axes = args[where] if len(args) > where else kwargs.get("dim")
-        count = args[0].dim()
+        count, degree, scale = args[0].dim(), first.degree, UNKNOWN
         axes = range(count) if axes is None or axes == [] else [axes] if isinstance(axes, int) else axes
-        return replace(first, statistic=True) if count and any(each % count == count - 1 for each in axes) else first
+        if not count or all(each % count != count - 1 for each in axes):
+            return first
+        size = math.prod(args[0].shape[each] for each in axes)
+        if name in ("var", "var_mean", "std"):
+            degree = 1 if name == "std" else 2
+            scale = abs(first.scale) ** degree
+        elif where == 2 and (len(args) < 2 or args[1] == 2):
+            scale = first.scale * size**0.5
+        elif name == "mean" or (degree == 2 and name == "sum"):
+            scale = first.scale * (size if name == "sum" else 1)
+        return replace(first, statistic=True, stream=False, scale=scale, degree=degree)
 
     def add(self, args: Any, a: Value | None, b: Value | None, alpha: float) -> Value | None:
         """Add or subtract; a constant that is added to a parameter is its offset."""
         b = b and self.trace.scaled(b, alpha)
+        for x, constant in ((a, args[1]), (b, args[0])):
+            if x is not None and x.stream and not x.wrote and self.value(constant) is None:
+                self.see_fixed(constant)
         for p, constant in ((a, args[1]), (b, args[0])):
             if p is not None and p.parameters and self.value(constant) is None:
                 number = _number(constant)
@@ -228,18 +245,34 @@ class _Operations:
             a = replace(a, last=None) if args[1].numel() > args[1].shape[-1] else a  # of several positions: no shift
         return self.trace.add(a, b)
 
+    def see_fixed(self, x: Any) -> None:
+        """See positions that no parameter holds: successive rows of a buffer, times a number."""
+        rows = x[0] if isinstance(x, torch.Tensor) and x.dim() > 2 else x
+        if not isinstance(x, torch.Tensor) or rows.dim() < 2 or bool((rows == rows[:1]).all()):
+            return
+        found, rows = {"a fixed table": UNKNOWN}, rows.double()
+        for name, buffer in self.model.named_buffers():
+            table = buffer.double().flatten(0, -2) if buffer.is_floating_point() and buffer.dim() > 1 else rows[:0]
+            for some in (table[first : first + len(rows)] for first in range(3)):  # as OPT, or behind a class token
+                if some.shape == rows.shape:
+                    number = float((some * rows).sum() / some.square().sum())
+                    near = 1e-4 + 8 * torch.finfo(x.dtype).eps
+                    if bool((rows - number * some).abs().max() <= near * rows.abs().max()):
+                        found = {name: number}
+        self.trace.scales["position"] |= found
+
     def multiply(self, name: str, args: Any, a: Value | None, b: Value | None) -> Value | None:
         """Multiply or divide elementwise; a constant number is a multiplier."""
         for x, tensor, other, divides in ((a, args[0], b, False), (b, args[1], a, name != "mul")):
             if x is None and other is not None:
                 if (number := _number(tensor)) is None:
-                    return replace(other, computed=True) if other.parameters else other
+                    return replace(other, computed=True) if other.parameters else replace(other, uneven=True)
                 return self.trace.scaled(other, 1 / number if divides else number)
             whole = x is not None and x.parameters and (tensor.dim() == 0 or tensor.shape[-1] == 1)
             if x is not None and whole and not (other and other.parameters):
                 self.trace.refuse(f"{self.trace.one(x)} multiplies by one trained number; scalars have no role")
-            if divides and x is not None and not (x.statistic or x.scores):
-                b = self.trace.bend(x)
+            if divides and x is not None and not x.scores:
+                b = self.trace.power(x, -1) if x.statistic else self.trace.bend(x)
         return self.trace.multiply(a, b)
 
     def view(self, name: str, args: Any, out: list[Tensor], first: Value) -> Any:

@@ -46,6 +46,19 @@ class Value:
     computed: bool = False  # whether they are more than sliced, scaled and shifted
     chosen: bool = False  # whether it was sorted: weights of experts
     scale: float = 1.0  # constants multiplied since the last norm, nonlinearity or sum
+    taken: float = 1.0  # those of them before the last product with a weight; of a pattern, before the softmax
+    degree: float = 1.0  # power of what a statistic is made of
+    uneven: bool = False  # whether other constants than one number were multiplied, or a core bent
+
+    @property
+    def own(self) -> float:
+        """Constants multiplied since the last product as well."""
+        return UNKNOWN if self.uneven else self.scale / self.taken
+
+    @property
+    def multiplier(self) -> float:
+        """Constants by which a parameter was multiplied."""
+        return UNKNOWN if self.computed else self.scale
 
     @property
     def weights(self) -> frozenset[str]:
@@ -56,6 +69,10 @@ class Value:
     def core(self) -> bool:
         """Whether an attention core is among the sources."""
         return any(each.kind == "core" for each in self.sources)
+
+    def curved(self) -> Value:
+        """Return it behind a nonlinearity."""
+        return replace(self, sources=frozenset(replace(each, bent=True) for each in self.sources))
 
     def plain(self) -> frozenset[Source]:
         """Return the sources without the nonlinearity."""
@@ -103,7 +120,10 @@ class Trace:
     outputs: list[Value] = field(default_factory=list)
     refused: dict[str, None] = field(default_factory=dict)
     scales: dict[str, dict[Any, float]] = field(default_factory=lambda: defaultdict(dict))
-    """What is multiplied: kind (logit, branch, output, embedding, position, inner) → where → number."""
+    """What is multiplied: kind (logit, branch, output, embedding, position, stream, inner) → where → number."""
+    bent: dict[str, float] = field(default_factory=dict)  # weight → its scale before a nonlinearity that is no cap
+    straight: dict[str, float] = field(default_factory=dict)  # weight → scale of x where x f(x) is a nonlinearity of it
+    post_norm: bool = False  # whether a norm stands on a sum
 
     def refuse(self, reason: str) -> None:
         """Keep a reason for which the model has no roles."""
@@ -163,7 +183,7 @@ class Trace:
             pattern, value = (a, b) if a.pattern else (b, a)
             assert pattern.scores is not None
             query, key = pattern.scores if pattern.axis == -1 else pattern.scores[::-1]
-            return self.attend(Core(query, key, value, pattern.size, width or pattern.size), pattern.scale)
+            return self.attend(Core(query, key, value, pattern.size, width or pattern.size), pattern)
         if a.scores or b.scores:
             self.refuse("a product of three activations without a softmax: linear attention")
             return self.bend(self.join(a, b))
@@ -182,16 +202,17 @@ class Trace:
         if self.level(x) == 0:
             return self.begin(p, "patch", x.scale)
         source, last = Source("weight", name, p.part), ("product", name)
-        return Value(frozenset([source]), starts=x.starts, last=last, scale=x.scale * p.scale)
+        return Value(frozenset([source]), starts=x.starts, last=last, scale=x.scale * p.multiplier, taken=x.scale)
 
-    def attend(self, core: Core, scale: float) -> Value:
+    def attend(self, core: Core, pattern: Value) -> Value:
         """Mix values by attention."""
         for side in ("query", "key", "value"):
             self.note(getattr(core, side).gains, side, len(self.cores))
-        self.scales["logit"][len(self.cores)] = scale
+        self.scales["logit"][len(self.cores)] = pattern.taken
         source = frozenset([Source("core", str(len(self.cores)))])
         self.cores.append(core)
-        return Value(source, starts=core.query.starts, last=("core", ""), scale=core.value.scale)
+        made = Value(source, starts=core.query.starts, last=("core", ""), scale=core.value.scale * pattern.own)
+        return replace(made, taken=core.value.taken, uneven=core.value.uneven)
 
     # Sums
 
@@ -199,9 +220,11 @@ class Trace:
         """Sum, concatenate or choose elementwise."""
         united = {name: getattr(a, name) | getattr(b, name) for name in ("sources", "starts", "wrote", "gains")}
         shared = {name: getattr(a, name) and getattr(b, name) for name in ("stream", "normed", "statistic", "chosen")}
-        last, scale = a.last if a.last == b.last else None, a.scale if a.scale == b.scale else UNKNOWN
-        pattern = a.pattern or b.pattern
-        return replace(a if a.scores else b, **united, **shared, last=last, scale=scale, pattern=pattern)
+        numbers = {name: getattr(a, name) or getattr(b, name) for name in ("pattern", "uneven")}
+        for name in ("scale", "taken", "degree"):
+            numbers[name] = getattr(a, name) if getattr(a, name) == getattr(b, name) else UNKNOWN
+        last = a.last if a.last == b.last else None
+        return replace(a if a.scores else b, **united, **shared, **numbers, last=last)
 
     def add(self, a: Value | None, b: Value | None, joined: bool = False) -> Value | None:
         """Add, or concatenate if `joined`."""
@@ -219,7 +242,7 @@ class Trace:
                 self.tables[other.last[1]] = {"sink"}
             return x
         if a.statistic != b.statistic:
-            return replace(b if a.statistic else a, normed=True, scale=1.0)
+            return b if a.statistic else a
         if a.stream and b.stream:
             if a.wrote != b.wrote and not joined:
                 both = " and ".join(", ".join(sorted(each.wrote)) or "embeddings" for each in (a, b))
@@ -237,7 +260,7 @@ class Trace:
         """Multiply the embeddings that a stream began with."""
         for number in x.starts:
             found = self.scales["position" if self.tables[self.starts[number]] == {"positional"} else "embedding"]
-            found[self.starts[number]] = found.get(self.starts[number], 1.0) * x.scale
+            found[self.starts[number]] = found.get(self.starts[number], 1.0) * x.own
 
     def write(self, stream: Value, branch: Value) -> Value:
         """Add a branch to the stream."""
@@ -246,8 +269,11 @@ class Trace:
             self.refuse(f"{'an attention core' if branch.core else 'a value'} is added to the stream without a matrix")
         if not stream.wrote:
             self.embed(stream)
-        elif stream.scale != 1:
-            self.refuse(f"the stream is multiplied by {stream.scale:g} between blocks")
+        else:
+            self.post_norm |= stream.normed
+            self.scales["stream"] |= dict.fromkeys(names, stream.own)
+            if stream.own != 1:
+                self.refuse(f"the stream is multiplied by {stream.own:g} between blocks")
         for name in sorted(names):
             self.writes[name].append(branch)
             self.scales["branch"].setdefault(name, branch.scale)
@@ -294,10 +320,11 @@ class Trace:
         if a.parameters or b.parameters:
             return self.gain(b, a) if a.parameters else self.gain(a, b)
         if a.statistic != b.statistic:
-            x = b if a.statistic else a
+            x, statistic = (b, a) if a.statistic else (a, b)
             if x.scores and not x.pattern:
                 self.refuse("logits are normalized before their softmax: this has no derivation")
-            return x if x.scores else replace(x, normed=True, scale=1.0)
+            scale = x.scale * statistic.scale if statistic.degree == -1 else UNKNOWN
+            return x if x.scores else replace(x, normed=True, scale=scale, taken=1.0)
         if a.scores or b.scores:
             if not (a.scores and b.scores):
                 self.refuse("logits or patterns are multiplied by an activation: this has no derivation")
@@ -308,16 +335,25 @@ class Trace:
             if any(each.x.core for each in self.products if each.weight in x.weights):
                 self.refuse("a router weights the output of attention: heads chosen by data are not derived")
             return x
-        both = replace(self.join(a, b), scale=a.scale * b.scale)
-        if a.sources and a.plain() == b.plain():
-            return self.bend(both)  # x f(x) is a nonlinearity
+        both = replace(self.join(a, b), scale=a.scale * b.scale, taken=a.taken * b.taken)
+        if a.sources and a.plain() == b.plain():  # x f(x) is a nonlinearity
+            first, second = (any(each.bent for each in side.sources) for side in (a, b))
+            for name in a.weights if not (first or second) else ():
+                self.bent.setdefault(name, max(a.scale, b.scale))
+            if first != second:
+                self.straight |= dict.fromkeys(a.weights, both.scale)
+                return self.bend(both)
+            degree = 2 * (a.degree if a.statistic else 1)
+            return replace(self.bend(both), scale=both.scale, taken=both.taken, degree=degree)
         if self.depth(a) != self.depth(b):  # a branch times what reads the stream: a gate of the whole branch
             deep, gate = (a, b) if self.depth(a) > self.depth(b) else (b, a)
             if deep.core:
                 for name in gate.weights:
                     self.gated[name].add("attention")
             self.routers |= gate.weights if not deep.core else set()
-            return deep
+            if not gate.weights:
+                self.refuse("a branch is multiplied by an activation that no weight makes: this has no role")
+            return deep if gate.weights and not deep.core else replace(deep, uneven=True)
         for one, other in ((a, b), (b, a)):
             bent = {each.name for each in one.sources if each.kind == "weight" and each.bent}
             straight = {each.name for each in other.sources if each.kind == "weight" and not each.bent}
@@ -325,7 +361,7 @@ class Trace:
                 self.gated[name].add("gate")
             for name in straight if bent else ():
                 self.gated[name].add("in")
-        return self.bend(both)
+        return both.curved()
 
     def gain(self, x: Value, p: Value) -> Value:
         """Multiply by a parameter."""
@@ -334,13 +370,13 @@ class Trace:
             self.refuse(f"{name} multiplies logits or patterns: a temperature has no role")
         self.gains[name].append(replace(x, part=p.part))
         self.offsets[name] = p.offset
-        return replace(x, gains=x.gains | {name}, last=("gain", name), scale=x.scale * p.scale)
+        return replace(x, gains=x.gains | {name}, last=("gain", name), scale=x.scale * p.multiplier)
 
     def norm(self, x: Value | None, gain: Value | None, shift: Value | None) -> Value | None:
         """Normalize, then multiply by a gain and add a shift."""
         if x is None:
             return None
-        x = replace(x, normed=True, scale=1.0)
+        x = replace(x, normed=True, scale=1.0, taken=1.0, uneven=False)
         x = self.gain(x, gain) if gain is not None and gain.parameters else x
         return self.add_parameter(x, shift) if shift is not None and shift.parameters else x
 
@@ -348,14 +384,23 @@ class Trace:
         """Apply a nonlinearity; a cap keeps the multiplier of what it caps."""
         if x.parameters:
             return replace(x, computed=True)
-        for name in x.weights if not (x.scores or x.stream) else ():
+        for name in x.weights if not (x.scores or x.stream or x.statistic) else ():
             self.scales["inner"].setdefault(name, x.scale)
-        sources = frozenset(replace(each, bent=True) for each in x.sources)
-        return replace(x, sources=sources, scale=x.scale if keep or x.scores else 1.0)
+            if not keep:
+                self.bent.setdefault(name, x.scale)
+        keep = (keep and x.scale == x.scale) or x.statistic or x.scores is not None
+        scale, taken = (x.scale, x.taken) if keep else (1.0, 1.0)
+        return replace(x.curved(), uneven=x.uneven or x.core, scale=scale, taken=taken)
+
+    def power(self, x: Value, exponent: float) -> Value:
+        """Raise to a power: a nonlinearity of which the multiplier is known."""
+        scale, taken, degree = abs(x.scale) ** exponent, abs(x.taken) ** exponent, x.degree if x.statistic else 1.0
+        made = self.bend(x)
+        return made if x.parameters else replace(made, scale=scale, taken=taken, degree=degree * exponent)
 
     def exponential(self, x: Value) -> Value:
         """Apply exp or softmax: of scores it makes attention weights."""
-        return replace(x, pattern=True) if x.scores and not x.parameters else self.bend(x)
+        return replace(x, pattern=True, taken=x.scale) if x.scores and not x.parameters else self.bend(x)
 
     def choose(self, x: Value) -> Value:
         """Sort, or take the largest: what is sorted comes from a router."""
@@ -366,11 +411,12 @@ class Trace:
 
     def scaled(self, x: Value, number: float) -> Value:
         """Multiply by a constant."""
-        return x if x.statistic else replace(x, scale=x.scale * number, offset=x.offset * number)
+        return replace(x, scale=x.scale * number, offset=x.offset * number)
 
     def output(self, x: Value | None) -> None:
         """End with a value that the model returns."""
         if x is not None:
             self.outputs.append(x)
-            self.scales["output"] |= dict.fromkeys(sorted(x.weights), x.scale)
+            number = UNKNOWN if x.uneven else x.scale
+            self.scales["output"] |= {name: self.bent.get(name, number) for name in sorted(x.weights)}
             self.note(x.gains, "output", "")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from manyheads.errors import UsageError
 from manyheads.models.infer.roles import Roles, join_layers
 from manyheads.models.infer.torch_trace import trace_module
+from manyheads.models.infer.trace import Trace
 from manyheads.models.parts import PARTS, Architecture, ForwardMultipliers, Parameter, init_of
 from manyheads.models.torch.lazy_torch import Tensor, torch
+from manyheads.models.torch.model import INNER
 from manyheads.transformer.shape import Shape
 
-WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-TOKENS = 7  # length of the two sequences that are tried where no example is given
+TOKENS, FEWER = 7, 5  # lengths of the two sequences that are tried where no example is given
 KINDS = {"logit": "the logits are", "branch": "a branch is", "output": "the outputs are", "embedding": "embeddings are"}
 
 
@@ -25,18 +26,7 @@ class TracedModel:
 
     def __init__(self, model: Any, example: Any, inside: frozenset[str]) -> None:
         self.inside = inside
-        self.tensors: dict[str, Tensor] = {}
-        for name, tensor in model.named_parameters():
-            self.tensors[".".join(piece for piece in name.split(".") if piece not in WRAPPED)] = tensor
-        if meta := [name for name, tensor in self.tensors.items() if tensor.is_meta]:
-            raise UsageError(f"{meta[0]} is on the device meta: build the model on a device that holds numbers")
-        arguments, named = _example(model, example)
-        try:
-            self.trace = trace_module(model, {id(t): name for name, t in self.tensors.items()}, arguments, named)
-        except Exception as error:  # whatever a model raises for a batch that it does not take
-            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
-            wanted = "give example=, arguments that the model takes, with two different sequences"
-            raise UsageError(f"the forward pass did not run ({said}): {wanted}") from error
+        self.tensors, self.trace = trace_model(model, example)
         self.roles = Roles(self.trace, self.tensors, inside)
         self.parts = {name: tuple(parts) for name, parts in self.roles.parts.items()}
         self.renamed: dict[str, tuple[str, ...]] = {}  # name → part that only a start or a comparison tells
@@ -120,9 +110,12 @@ class TracedModel:
             for name, number in by_name.items():
                 parts = self.parts.get(str(name), ())
                 label = {"branch": "+".join(parts), "inner": str(name), "position": str(name)}.get(kind, "")
+                if math.isnan(number) and kind in ("inner", "position"):
+                    continue
+                if kind == "stream" or (kind == "output" and "unembedding" not in parts):
+                    continue
                 numbers = found[kind][label]
-                left = math.isnan(number) if kind == "inner" else kind == "output" and "unembedding" not in parts
-                if not left and not any(math.isclose(number, each, rel_tol=1e-6) for each in numbers):
+                if not any(math.isclose(number, each, rel_tol=1e-6) for each in numbers):
                     numbers.append(number)
         return found
 
@@ -176,8 +169,6 @@ class TracedModel:
     def architecture(self, base: TracedModel) -> Architecture:
         """Return the architecture, with what the forward pass multiplies relative to the base."""
         trace, heads, held = self.trace, self.roles.heads, {part for parts in self.parts.values() for part in parts}
-        carried = [gain for gain, found in trace.readers.items() for kind, _ in found if kind == "carried"]
-        post = any(self.parts[gain][0] in ("attention_gain", "mlp_gain") for gain in carried)
         tied = any({"embedding", "unembedding"} <= set(parts) for parts in self.parts.values())
         ends = [
             name
@@ -185,7 +176,7 @@ class TracedModel:
             if parts == ("final_gain",) and all(kind == "product" and x in heads for kind, x in trace.readers[name])
         ]
         reason = f"{len(ends)} norms are read by the tied read-out alone" if tied and len(ends) != 1 else ""
-        if tied and post and "hidden" not in held:
+        if tied and trace.post_norm and "hidden" not in held:
             reason = "no norm of its own stands before it"
         ends += [
             name for name, found in trace.added.items() if any(each in ends for kind, each in found if kind == "shift")
@@ -206,7 +197,7 @@ class TracedModel:
         eaten |= {"branch"} if any(each.normed and not each.gains for each in branches) else set()
         assert self.shape is not None
         facts: dict[str, Any] = {
-            "post_norm": post,
+            "post_norm": trace.post_norm,
             "open_end": reason,
             "forward": self.forward(base),
             "normed": frozenset(eaten),
@@ -231,15 +222,37 @@ def _list(numbers: Iterable[float]) -> str:
     return ", ".join(f"{each:.6g}" for each in sorted(numbers))
 
 
-def _example(model: Any, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a forward pass; two sequences of token ids, or two images, if none are given."""
+def trace_model(model: Any, example: Any = None) -> tuple[dict[str, Tensor], Trace]:
+    """Return the parameters of a model by name, wrappers left out, and the trace of one forward pass."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.named_parameters():
+        tensors[".".join(piece for piece in name.split(".") if piece not in INNER)] = tensor
+    if meta := [name for name, tensor in tensors.items() if tensor.is_meta]:
+        raise UsageError(f"{meta[0]} is on the device meta: build the model on a device that holds numbers")
+    failed = []
+    for arguments, named in _examples(model, example):
+        try:
+            return tensors, trace_module(model, {id(t): name for name, t in tensors.items()}, arguments, named)
+        except Exception as error:  # whatever a model raises for a batch that it does not take
+            failed.append(error)
+    said = f"{type(failed[0]).__name__}: {str(failed[0]).partition(chr(10))[0][:150]}"
+    wanted = "give example=, arguments that the model takes, with two different sequences"
+    raise UsageError(f"the forward pass did not run ({said}): {wanted}") from failed[0]
+
+
+def _examples(model: Any, example: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Yield arguments of a forward pass; if none are given, two sequences of token ids, fewer ids, or two images."""
     given = example(model) if callable(example) and not isinstance(example, torch.Tensor) else example
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    if given is not None:
-        return (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
     first, config = next(model.parameters()), getattr(model, "config", None)
-    if getattr(model, "main_input_name", "") == "pixel_values" and config and hasattr(config, "image_size"):
+    if isinstance(given, Mapping):
+        yield (), dict(given)
+    elif given is not None:
+        yield (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
+    elif getattr(model, "main_input_name", "") == "pixel_values" and config and hasattr(config, "image_size"):
         sides = 2, config.num_channels, config.image_size, config.image_size
-        return (torch.randn(sides, generator=torch.Generator().manual_seed(0)).to(first),), {}
-    return ((2 + torch.arange(2 * TOKENS, device=first.device).reshape(2, TOKENS)),), {}
+        yield (torch.randn(sides, generator=torch.Generator().manual_seed(0)).to(first),), {}
+    else:
+        yield ((2 + torch.arange(2 * TOKENS, device=first.device).reshape(2, TOKENS)),), {}
+        rows = min([len(tensor) for tensor in model.parameters() if tensor.dim() == 2], default=2)
+        ids = torch.arange(FEWER, device=first.device)
+        yield (torch.stack([ids, ids + 1]) % rows,), {}

@@ -1,4 +1,4 @@
-"""Applied factors: multipliers in the forward pass of a PyTorch model, read off its modules, measured, or given."""
+"""Applied factors: multipliers in the forward pass of a PyTorch model, read off its trace or its modules, or given."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from manyheads.errors import UsageError
+from manyheads.models.infer.multipliers import ACCURACY, ForwardPass, read_multipliers
 from manyheads.models.torch.lazy_torch import Module
 from manyheads.models.torch.model import SIZES, ModelOptions, TorchModel, read_model, unwrap
-from manyheads.models.torch.modules import ACCURACY
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import (
@@ -21,7 +21,6 @@ from manyheads.scaling.parametrization.targets import (
     parameter_targets,
     usual_multipliers,
 )
-from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
 from manyheads.transformer.shape import Shape
 
 WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position", "value")}
@@ -84,7 +83,7 @@ def find_multipliers(
     wider = shape.width != base.width
     moves = {"logit": shape.key_dim != base.key_dim, "branch": shape.depth != base.depth}
     moves |= {"output": wider or p.richness != 1, "embedding": wider, "position": wider}
-    found, notes = measure_forward(model, read, reading.example), []
+    found, notes = read_multipliers(model, read, reading.example), []
     for name in sorted(moves, key=lambda each: not moves[each]):
         measured, moved = getattr(found, name), moves[name]
         if name == "logit" and logit is not None:
