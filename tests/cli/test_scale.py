@@ -647,6 +647,50 @@ def test_the_table_explains_its_learning_rates(call, row, words):
     assert told == next(each["explanation"] for each in rows if each["role"] == row)
 
 
+BUILD = """
+import torch
+from tests.models.strange import OwnMultipliers, Prefixes
+from manyheads.transformer import Shape
+
+def build(shape):
+    return OwnMultipliers(shape.key_dim, shape.heads, shape.depth)
+
+def other(shape):
+    return Prefixes(shape.key_dim, shape.heads, shape.depth)
+
+def made():
+    model = build(Shape(16, 4, 4))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0)
+"""
+
+
+@pytest.mark.torch
+def test_roles_come_from_a_builder_in_the_place_of_a_map(call, folder):
+    (folder / "own_builder.py").write_text(BUILD)
+    base = ("--base", "8,4,2")
+    status, out, _ = call("roles", "own_builder:build", *base, "--write", "roles.json")
+    assert status == 0
+    assert ["blocks.*.wq.weight", "query", "N", "H", "×", "N", "H", "2"] in [line.split() for line in out.split("\n")]
+    assert json.loads((folder / "roles.json").read_text())["blocks.1.wk.weight"] == "key"
+    assert json.loads(call("roles", "own_builder:build", *base, "--json")[1])["multipliers"]["logit"] == "0.375 N^-1"
+    status, out, _ = call(*base, "--to", "16,4,4", "--model", "own_builder:build", "--learning-rate", 0.003, "--json")
+    rows = {row["parameter"]: row for row in json.loads(out)["parameters"]}
+    assert rows["blocks.*.down.weight"]["learning_rate"] == pytest.approx(0.0015)
+    assert rows["table"]["init"] == pytest.approx(2**-0.5)
+    assert json.loads(out)["forward"] == pytest.approx(
+        {"branch": 0.5, "logit": 0.5, "output": 0.5, "embedding": 2**0.5}
+    )
+    assert "mlp_out" in call(*base, "--to", "16,4,4", "--model", "own_builder:build")[1]
+    asked = ("audit", "own_builder:made", *base, "--model", "own_builder:build", "--learning-rate", 0.003, "--strict")
+    status, out, _ = call(*asked)
+    assert status == 1
+    assert "wrong in 1 finding" in out  # a group that was forgotten
+    status, _, err = call("roles", "own_builder:other", *base)
+    assert status == 2
+    assert "blocks.0.keys: it is added to something that is neither stream, product, norm nor logits" in err
+    assert "expected package.module:build" in call("roles", "own_builder", *base)[2]
+
+
 MAKE = """
 import torch
 

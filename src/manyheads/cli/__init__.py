@@ -98,6 +98,9 @@ scale = scale.scaling_table:Scale = scale init, learning rate and epsilon to ano
     manyheads scale --base 64,4,4 --to model --learning-rate 3e-3 --snippet torch
 scale audit = scale.audit:Audit = check the hyperparameters of the weights of a model
     manyheads scale audit train:build --base 64,4,4 --learning-rate 3e-3 --strict
+scale roles = scale.roles:Roles = infer the roles of a model's parameters from its builder
+    manyheads scale roles train:build --base 64,4,4
+    manyheads scale roles train:build --base 64,4,4 --write roles.json
 scale preflight = scale.preflight:Preflight = train your own model at several shapes and say what grows
     manyheads scale preflight train:make --base 64,4,4 --axes heads
     manyheads scale preflight train:make --base 64,4,4 --transfer --strict

@@ -27,6 +27,7 @@ Switch = Annotated[bool, ABSENT]  # off unless it is given
 OptionalInt = Annotated[Optional[int], ABSENT]
 OptionalFloat = Annotated[Optional[float], ABSENT]
 OptionalPath = Annotated[Optional[Path], ABSENT]
+Builder = Annotated[Optional[str], tyro.conf.arg(metavar="MODULE:BUILD", help_behavior_hint="")]
 Store = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")]
 Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET", help_behavior_hint="")]
 

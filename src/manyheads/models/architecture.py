@@ -87,7 +87,7 @@ def read_architecture(
     if tied and not reason and not any(each.closes and each.start == "one" for each in parameters[False]):
         reason = "its last norm has no gain that is trained"
     trained, resting = (tuple(parameters[each]) for each in (False, True))
-    facts = {
+    facts: dict[str, Any] = {
         "root_width": known.config.root_width,
         "fixed_scale": family.fixed_scale,
         "interleaved": family.fused == "heads",

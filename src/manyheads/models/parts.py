@@ -109,6 +109,8 @@ class Architecture:
     fixed_scale: bool = False  # whether logits are multiplied by a constant of the configuration
     interleaved: bool = False  # whether a matrix of queries, keys and values holds those of one head after another
     frozen: tuple[Parameter, ...] = field(default=(), repr=False)  # not trained, as far as they are explained
+    forward: ForwardMultipliers | None = None  # multiplied relative to the base, where a trace of both shows it
+    normed: frozenset[str] = frozenset()  # factors that a norm without a gain keeps from the weights before it
 
     @property
     def normed_queries(self) -> bool:

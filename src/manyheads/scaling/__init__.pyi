@@ -7,6 +7,7 @@ from .parametrization.muon import Muon as Muon
 from .parametrization.parametrization import Parametrization as Parametrization
 from .parametrization.targets import ForwardMultipliers as ForwardMultipliers
 from .preflight_checks.preflight import preflight as preflight
+from .torch.groups import infer_roles as infer_roles
 from .torch.groups import initialize_model as initialize_model
 from .torch.groups import scale_logits as scale_logits
 from .torch.groups import torch_groups as torch_groups

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
+from manyheads.models.infer.multipliers import ForwardPass, Multiplier
 from manyheads.scaling import Parametrization
 from manyheads.scaling.parametrization.targets import forward_multipliers
 from manyheads.scaling.preflight_checks.factors import Factors, find_uses, multipliers
-from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, Measured
 from manyheads.transformer import Shape
 
 BASE, WIDE, DEEP = Shape(8, 4, 2), Shape(8, 8, 2), Shape(8, 4, 8)
@@ -18,7 +18,7 @@ class Given(Factors):
     """Multipliers and stds of the init without a model."""
 
     def __init__(self, name, part, forward, std):
-        self.measured, self.stds = ForwardPass(**{name: Measured({"module": forward})}), {(name, part): (std, 1000)}
+        self.measured, self.stds = ForwardPass(**{name: Multiplier({"module": forward})}), {(name, part): (std, 1000)}
 
 
 def use(name, part, shape, forward, weights):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import tyro
 
-from manyheads.cli.parsing import OptionalInt, Switch, Target, load_function
+from manyheads.cli.parsing import Builder, OptionalInt, Switch, Target, load_function
 from manyheads.cli.scale.base_shape import Sizes, TunedBase, read_base, read_shape
 from manyheads.errors import UsageError, check_call
 
@@ -29,6 +29,7 @@ class Audit(TunedBase):
     """A config.json, or a folder with one, instead of --base."""
     to: Sizes = None  # Shape of a model whose parameters do not tell it.
     heads: OptionalInt = None  # Number of heads, where no module states it.
+    model: Builder = None  # Function build(shape) of package.module: infer the roles from it.
     applied: Switch = False
     """The forward pass multiplies logits, branches and outputs; otherwise the factors are folded into weights."""
     trained: Switch = False  # The weights are trained or loaded: do not check their initialization.
@@ -50,6 +51,13 @@ class Audit(TunedBase):
         model, optimizer, roles, example = self._load()
         if roles is not None and self.roles is not None:
             raise UsageError(f"--roles {self.roles}, and {self.target} returns roles as well: leave one of them out")
+        if self.model:
+            from manyheads.cli.scale.roles import infer
+
+            if roles is not None or self.roles is not None:
+                raise UsageError(f"--model {self.model}, and roles are given as well: leave one of them out")
+            roles = infer(self.model, base)
+            base = roles.shape
         fresh = False if self.trained else None
         options: dict[str, Any] = {"folded": not self.applied, "fresh": fresh, "example": example, "heads": self.heads}
         given = (model, optimizer, hyperparameters, roles if self.roles is None else self.roles, shape)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import tyro
 
 from manyheads.cli.help.wrapping import is_watched, wrap_output
-from manyheads.cli.parsing import ABSENT, OptionalFloat, Switch
+from manyheads.cli.parsing import ABSENT, Builder, OptionalFloat, Switch
 from manyheads.cli.scale.base_shape import Notes, TunedTheory, read_base, read_shape
 from manyheads.errors import UsageError
 
@@ -57,6 +57,7 @@ class Scale(TunedTheory):
     snippet: Annotated[Optional[Literal["optax", "torch"]], ABSENT] = None
     """Print a runnable program instead of the table."""
     explain: Switch = False  # Print a sentence for each class of weights instead of the table.
+    model: Builder = None  # Function build(shape) of package.module: print the numbers of every parameter.
     json: Switch = False  # Print JSON instead of a table.
 
     def run(self) -> int:
@@ -85,6 +86,11 @@ class Scale(TunedTheory):
             )
         if notes and notes.post_norm:
             refuse_depth(parametrization, shape)
+        if self.model:
+            from manyheads.cli.scale.roles import print_parameters
+
+            print_parameters(self.model, parametrization, shape, hyperparameters, self.json)
+            return 0
         if self.snippet:
             if self.learning_rate is None:
                 raise UsageError("--snippet needs --learning-rate, the learning rate that was tuned at the base")

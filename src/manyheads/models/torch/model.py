@@ -21,6 +21,7 @@ from manyheads.transformer.shape import Shape
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Of those that prefix names, what may stand around a part of a model as well, a compiled block."""
+SIZES = ("key_dim", "heads", "depth", "width")  # of a given shape; what was read says more
 UNKNOWN = Shape(1, 1, 1)  # until it is read off the tensors
 
 
@@ -28,7 +29,7 @@ UNKNOWN = Shape(1, 1, 1)  # until it is read off the tensors
 class ModelOptions:
     """Options for reading a model, as `torch_groups` takes them."""
 
-    roles: Mapping[str, str] | str | PathLike[str] | None = None  # or a file that holds them
+    roles: Any = None  # pattern → part, a file that holds such a map, or what `infer_roles` returns
     shape: Shape | Sequence[int] | None = None
     folded: bool | ForwardMultipliers = True
     example: Any = None
@@ -61,7 +62,11 @@ def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel
     trained = [group for group in names.values() if group[0] not in frozen]
     resting = [group for group in names.values() if group[0] in frozen]
     roles = read_roles(reading.roles) if isinstance(reading.roles, str | PathLike) else reading.roles
-    if roles is not None:
+    said = "the configuration says"
+    if callable(read := getattr(roles, "read_architecture", None)):  # of `manyheads.scaling.infer_roles`
+        architecture, said = read(model), "the forward pass shows"
+    elif roles is not None:
+        said = ""
         plain = apply_role_map(roles, shape or UNKNOWN, trained, resting)
         if shape is None:
             parts = {each.name: each.parts for each in (*plain.parameters, *plain.frozen)}
@@ -69,16 +74,13 @@ def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel
         architecture = _complete_parameters(plain, model, tensors)
         _check_sizes(architecture, tensors, complete=not frozen)
     elif (raw := read_raw(config)) is None:
-        architecture = _read_named(model, tensors, (trained, resting), shape, reading.heads)
-        architecture = _complete_parameters(architecture, model, tensors)
+        named, said = _read_named(model, tensors, (trained, resting), shape, reading.heads), "its parameters say"
+        architecture = _complete_parameters(named, model, tensors)
     else:
         architecture = _complete_parameters(read_architecture(raw, names.values(), frozen), model, tensors)
         scales = {name: float(module.scaling) for name, module in _attention(model, architecture).items()}
-    said = "its parameters say" if roles is None and raw is None else "the configuration says"
-    if roles is None and shape:
-        sizes = ("key_dim", "heads", "depth", "width")  # what was read says more
-        if any(getattr(shape, name) != getattr(architecture.shape, name) for name in sizes):
-            raise UsageError(f"shape={shape}, and {said} {architecture.shape}: leave shape out")
+    if said and shape and any(getattr(shape, name) != getattr(architecture.shape, name) for name in SIZES):
+        raise UsageError(f"shape={shape}, and {said} {architecture.shape}: leave shape out")
     kept, held = ({name: t for name, t in tensors.items() if (name in frozen) is each} for each in (False, True))
     return TorchModel(architecture, kept, scales, _padding(model, names), held)
 

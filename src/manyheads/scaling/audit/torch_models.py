@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any
 
 from manyheads.errors import UsageError
+from manyheads.models.infer.inferred import InferredRoles
 from manyheads.models.torch.lazy_torch import Module
 from manyheads.models.torch.model import ModelOptions, TorchModel
 from manyheads.scaling.audit.findings import Audit, Finding
@@ -37,7 +38,7 @@ def audit_model(
     model: Module,
     groups: Any,
     hyperparameters: BaseHyperparameters,
-    roles: Mapping[str, str] | str | PathLike[str] | None = None,
+    roles: Mapping[str, str] | str | PathLike[str] | InferredRoles | None = None,
     shape: Shape | Sequence[int] | None = None,
     folded: bool | ForwardMultipliers = True,
     fresh: bool | None = None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from manyheads.models.infer.multipliers import ACCURACY, ForwardPass, read_multipliers
 from manyheads.models.names import join_layers
 from manyheads.models.parts import PARTS
 from manyheads.models.torch.model import TorchModel
-from manyheads.models.torch.modules import ACCURACY
 from manyheads.scaling.axes import Axis
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import (
@@ -19,7 +19,6 @@ from manyheads.scaling.parametrization.targets import (
 )
 from manyheads.scaling.preflight_checks.result import FactorUse, State
 from manyheads.scaling.torch.applied_factors import WITHIN
-from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
 from manyheads.scaling.torch.init import measure_init
 from manyheads.transformer.shape import Shape
 
@@ -36,7 +35,7 @@ class Factors:
 
     def __init__(self, model: Any, read: TorchModel, example: Any) -> None:
         self.read = read
-        self.measured: ForwardPass = measure_forward(model, read, example)
+        self.measured: ForwardPass = read_multipliers(model, read, example)
         self.stds = dict(self._stds())
 
     def forward(self, name: str, base: Factors) -> tuple[list[float], str]:

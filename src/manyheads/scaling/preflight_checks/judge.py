@@ -23,6 +23,7 @@ from manyheads.scaling.preflight_checks.result import FactorUse
 from manyheads.scaling.preflight_checks.runs import Runs, seeded
 from manyheads.scaling.preflight_checks.torch_trainer import TorchTrainer
 from manyheads.scaling.preflight_checks.training import OUTPUTS, STREAM, Measured
+from manyheads.scaling.torch.applied_factors import check_base
 from manyheads.transformer.shape import Shape
 
 SHORT_TRAINING = 100  # steps; in trainings of 100 slower gains lost .03 to .1 nat, in trainings of 400 nothing
@@ -51,10 +52,12 @@ class Judge:
         base = self._read(first, p.base)
         for shape in shapes:
             trainer, read, factors = base if shape == p.base else self._read(self._build(shape), shape)
+            if read.architecture.forward is not None:
+                check_base(p, read.architecture.shape, trainer.training.roles.shape)
             largest = [axis for axis, each in along.items() if shape == max(each, key=partial(size_along, axis))]
             axis = next(axis for axis, each in [*along.items(), (next(iter(along)), shapes)] if shape in each)
             uses = find_uses(p, axis, shape, factors, base[2])
-            forward = multipliers(p, shape, uses)
+            forward = read.architecture.forward or multipliers(p, shape, uses)
             self.expected[shape] = expected.expected_updates(p, read, forward, shape)
             self.uses += [
                 use for use in uses if not use.right or (largest and use.state != "unchanged" and use.shape != p.base)

@@ -37,7 +37,7 @@ class FactorUse:
     All three numbers are relative to the base and to a usual model without the factor; None where not measured.
     """
 
-    name: str  # a field of `manyheads.scaling.torch.forward_pass.multipliers.ForwardPass`
+    name: str  # a field of `manyheads.models.infer.multipliers.ForwardPass`
     axis: Axis
     shape: Shape
     wanted: float

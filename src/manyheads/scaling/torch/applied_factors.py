@@ -1,4 +1,4 @@
-"""Applied factors: multipliers in the forward pass of a PyTorch model, read off its modules, measured, or given."""
+"""Applied factors: multipliers in the forward pass of a PyTorch model, read off its trace or its modules, or given."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from manyheads.errors import UsageError
+from manyheads.models.infer.multipliers import ACCURACY, ForwardPass, read_multipliers
 from manyheads.models.torch.lazy_torch import Module
-from manyheads.models.torch.model import ModelOptions, TorchModel, read_model, unwrap
-from manyheads.models.torch.modules import ACCURACY
+from manyheads.models.torch.model import SIZES, ModelOptions, TorchModel, read_model, unwrap
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import (
@@ -21,7 +21,6 @@ from manyheads.scaling.parametrization.targets import (
     parameter_targets,
     usual_multipliers,
 )
-from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
 from manyheads.transformer.shape import Shape
 
 WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position", "value")}
@@ -68,6 +67,10 @@ def find_multipliers(
     given, or the model is of a family of transformers whose forward pass is known.
     """
     shape, base, folded = read.architecture.shape, p.base, reading.folded
+    if read.architecture.forward is not None:
+        check_base(p, shape, reading.roles.shape)
+        _refuse_uncarried(p, read, read.architecture.forward)
+        return read.architecture.forward, ()
     if isinstance(folded, ForwardMultipliers):
         return folded, ()
     said = usual_multipliers(p, shape) if folded else forward_multipliers(p, shape)
@@ -80,7 +83,7 @@ def find_multipliers(
     wider = shape.width != base.width
     moves = {"logit": shape.key_dim != base.key_dim, "branch": shape.depth != base.depth}
     moves |= {"output": wider or p.richness != 1, "embedding": wider, "position": wider}
-    found, notes = measure_forward(model, read, reading.example), []
+    found, notes = read_multipliers(model, read, reading.example), []
     for name in sorted(moves, key=lambda each: not moves[each]):
         measured, moved = getattr(found, name), moves[name]
         if name == "logit" and logit is not None:
@@ -111,6 +114,28 @@ def find_multipliers(
             remedy = "which is their multiplier as well at this shape; audit another shape, or run preflight"
             notes.append(f"{WORDS[name]}: not judged whether they follow {alike}, {remedy}")
     return said, tuple(dict.fromkeys([*notes, *_judge_branches(found, p, shape)]))
+
+
+def check_base(p: Parametrization, here: Shape, base: Shape) -> None:
+    """Refuse another base than the one at which roles were inferred, or one that leaves out what has changed."""
+    same = all(getattr(p.base, name) == getattr(base, name) for name in SIZES)
+    for name, size in {"key_heads": "heads", "hidden": "width", "query_rank": "", "key_value_rank": ""}.items():
+        given, traced, now = (getattr(each, name) for each in (p.base, base, here))
+        grown = getattr(here, size) / getattr(base, size) if size else 1
+        same &= given == traced if given is not None else now == (traced and traced * grown)
+    if not same:
+        raise UsageError(f"base={p.base}, and roles were inferred at {base}: give Parametrization(base=found.shape)")
+
+
+def _refuse_uncarried(p: Parametrization, read: TorchModel, forward: ForwardMultipliers) -> None:
+    """Refuse a factor to be folded that no weight can carry."""
+    for name in ("logit", "branch"):
+        missing = getattr(missing_multipliers(p, read.architecture.shape, forward), name)
+        if abs(missing - 1) > 1e-6 and (name in read.architecture.normed or not _carried(name, read)):
+            raise UsageError(
+                f"the factor {missing:.4g} on the {WORDS[name]} would have no effect in a weight: a norm without gains "
+                f"stands behind it; {KEEP[name]}, or multiply in the model"
+            )
 
 
 def _judge_branches(found: ForwardPass, p: Parametrization, shape: Shape) -> list[str]:

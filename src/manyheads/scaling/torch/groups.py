@@ -12,6 +12,8 @@ from os import PathLike
 from typing import Any
 
 from manyheads.errors import UsageError
+from manyheads.models.infer.inferred import InferredRoles
+from manyheads.models.infer.inferred import infer_roles as infer_roles
 from manyheads.models.torch.lazy_torch import Generator, Module, torch
 from manyheads.models.torch.model import ModelOptions, read_model, unwrap
 from manyheads.scaling.audit.frozen import describe_missing_factors
@@ -26,7 +28,7 @@ def torch_groups(
     p: Parametrization,
     model: Module,
     hyperparameters: BaseHyperparameters,
-    roles: Mapping[str, str] | str | PathLike[str] | None = None,
+    roles: Mapping[str, str] | str | PathLike[str] | InferredRoles | None = None,
     shape: Shape | Sequence[int] | None = None,
     folded: bool | ForwardMultipliers = True,
     example: Any = None,
@@ -44,8 +46,8 @@ def torch_groups(
     hyperparameters
         What was tuned at the base.
     roles, shape
-        For another module: pattern of names → part (`manyheads.models.parts.PARTS`), or a file of them, and its shape,
-        where the parameters do not tell it.
+        For another module: what `infer_roles` returns, which needs neither `shape` nor `folded`; or pattern of names →
+        part (`manyheads.models.parts.PARTS`), or a file of them, and its shape, where the parameters do not tell it.
     folded
         Whether branch, logit and output factors go into the weights (True: a model whose forward pass is the usual
         one), or are applied by the model itself (False: all of `forward_multipliers`, such as a model that is written
@@ -97,7 +99,7 @@ def initialize_model(
     p: Parametrization,
     model: Module,
     hyperparameters: BaseHyperparameters,
-    roles: Mapping[str, str] | str | PathLike[str] | None = None,
+    roles: Mapping[str, str] | str | PathLike[str] | InferredRoles | None = None,
     shape: Shape | Sequence[int] | None = None,
     folded: bool | ForwardMultipliers = True,
     generator: Generator | None = None,

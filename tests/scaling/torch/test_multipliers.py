@@ -7,6 +7,7 @@ import pytest
 from tests.scaling.torch_models import PLAIN, plain, train
 
 from manyheads.errors import UsageError
+from manyheads.models.infer.multipliers import read_multipliers
 from manyheads.scaling import (
     BaseHyperparameters,
     ForwardMultipliers,
@@ -16,7 +17,6 @@ from manyheads.scaling import (
     torch_groups,
 )
 from manyheads.scaling.parametrization.targets import forward_multipliers
-from manyheads.scaling.torch.forward_pass.multipliers import measure_forward
 from manyheads.scaling.torch.groups import ModelOptions, read_model
 from manyheads.transformer import Shape
 
@@ -64,7 +64,7 @@ def decoder(name, shape, **changes):
 
 
 def measured(model, roles, shape, example=None):
-    return measure_forward(model, read_model(model, ModelOptions(roles, shape)), example)
+    return read_multipliers(model, read_model(model, ModelOptions(roles, shape)), example)
 
 
 def only(found, rounding=0.0):
@@ -89,7 +89,6 @@ def test_planted_multipliers_are_measured(forward, tied):
     assert only(found.embedding) == pytest.approx(1)
     assert all(t.equal(before[name]) for name, t in model.state_dict().items())
     assert model.training is mode
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "float32"])
@@ -180,7 +179,9 @@ def test_a_branch_factor_that_a_norm_behind_it_cancels_is_refused():
     model, roles = decoder("Gemma2", DEPTH)
     said = refusal(model, roles, DEPTH)
     assert "the factor 0.5 on the branches would have no known effect" in said
-    assert "what model.layers.0 adds to the stream does not follow model.layers.0.self_attn.o_proj" in said
+    assert (
+        "what is added to the stream does not follow model.layers.0.self_attn.o_proj: a norm stands behind it" in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_a_branch_factor_that_a_norm_behind_it_cancels_is_refused():
         ),
         (DEPTH, (0.5, 8**-0.5, 1.0), "blocks.0.output multiplies its branches by 0.5, and folded=True expects 1"),
         (DEPTH, (0.25, 8**-0.5, 1.0), "multiplies its branches by 0.25, and folded=True expects 1"),
-        (HEADS, (1.0, 8**-0.5, 0.5), "outputs multiplies its outputs by 0.5, and folded=True expects 1"),
+        (HEADS, (1.0, 8**-0.5, 0.5), "unembedding multiplies its outputs by 0.5, and folded=True expects 1"),
     ],
 )
 def test_a_model_that_multiplies_itself_and_is_folded_as_well_is_refused(shape, forward, said):
@@ -241,7 +242,7 @@ def test_what_cannot_be_run_is_refused_where_it_matters_and_believed_if_said():
     roles = {f"inner.{pattern}": part for pattern, part in PLAIN.items()}
     p, model = Parametrization(base=BASE), Batched(DEPTH)
     said = refusal(model, roles, DEPTH)
-    assert "the batch did not pass (IndexError" in said
+    assert "the forward pass did not run (IndexError" in said
     example = ({"tokens": torch.zeros(2, 4, dtype=torch.long)},)
     groups = [
         torch_groups(p, model, TUNED, roles, DEPTH, example=example),
@@ -483,15 +484,21 @@ def test_what_hides_the_logits_is_named():
     model = Decoder(BASE, "einsum modules")
     model.blocks[0].q = Squared("btd,dhn->bhtn", BASE.width, 4, 8)
     said = measured(model, roles_of(model), BASE).logit.unknown
-    assert said == ["blocks.0.q (Squared) does more than multiply by its weight"]
+    assert said == ["blocks.0.q.weight: something is computed of it before it meets an activation"]
     model = Decoder(BASE, "einsum parameters")
-    for block in model.blocks:  # queries from a product with another tensor, a copy
+    for block in model.blocks:  # queries from a product with another tensor, a copy or a nonlinear function
         block.project = lambda x, own=block: [
-            torch.einsum("btd,dhn->bhtn", x, each * 1) for each in (own.wq, own.wk, own.wv)
+            torch.einsum("btd,dhn->bhtn", x, own.change(each)) for each in (own.wq, own.wk, own.wv)
         ]
-    assert measured(model, roles_of(model), BASE).logit.unknown == [
-        "the products that make queries and keys were not seen"
-    ]
+    for change, said in (
+        (lambda w: 0.5 * w, []),
+        (torch.tanh, ["blocks.0.wq: something is computed of it before it meets an activation"]),
+    ):
+        for block in model.blocks:
+            block.change = change
+        found = measured(model, roles_of(model), BASE).logit
+        assert found.unknown[:1] == said
+        assert said or only(found) == pytest.approx(0.25 * 8**-0.5)
 
 
 MISTAKES = {  # multipliers that the audit finds although the size that they should follow stays
@@ -571,6 +578,6 @@ def test_a_multiplier_of_the_positions_is_measured_and_refused(first, multiplier
         assert torch_groups(Parametrization(base=BASE), model, TUNED, roles, HEADS)
     else:
         said = refusal(model, roles, HEADS)
-        assert "places.table.weight multiplies its positions by 8, and folded=True expects 1 in every layer" in said
+        assert "places.table multiplies its positions by 8, and folded=True expects 1 in every layer" in said
     same_width = refusal(model, roles, HEADS, Parametrization(base=Shape(16, 4, 2))) if multiplier != 1 else ""
     assert not same_width or "positions by 8, and 1 in every layer is expected, as D stays" in same_width

@@ -1,0 +1,1 @@
+"""Roles of parameters from one traced forward pass; no name of a parameter is read."""

@@ -1,0 +1,422 @@
+"""Abstract values of a forward pass: the weights, attention cores and gains each one is made of, and events among them.
+
+A front end runs a model and turns every operation into a method of `Trace`; `None` stands for a constant. Names of
+parameters are labels here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+UNKNOWN = float("nan")  # a multiplier that differs between the terms of a sum
+
+
+@dataclass(frozen=True, order=True)
+class Source:
+    """A product with a weight, an attention core, the stream or an input, from which no other product separates."""
+
+    kind: str  # "weight", "core", "stream" or "input"
+    name: str = ""
+    part: tuple[Any, ...] = ()  # slices taken of the weight before the product
+    cut: tuple[Any, ...] = ()  # slices taken of the product
+    bent: bool = False  # whether a nonlinearity followed
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a tensor is made of."""
+
+    sources: frozenset[Source] = frozenset()
+    stream: bool = False
+    starts: frozenset[int] = frozenset()  # embeddings that the stream began with
+    wrote: frozenset[str] = frozenset()  # weights that wrote to the stream last
+    gains: frozenset[str] = frozenset()  # since the last product or residual sum
+    normed: bool = False
+    last: tuple[str, str] | None = None  # ("product" | "gain" | "table", parameter): tells biases from shifts
+    scores: tuple[Value, Value] | None = None  # the factors of a product of activations
+    size: int = 0  # how many numbers that product sums over
+    axis: int = -1  # its axis of the second factor's rows
+    pattern: bool = False  # whether a softmax was taken of it
+    statistic: bool = False  # a sum over features, as in a norm
+    parameters: frozenset[str] = frozenset()  # of which alone it is made
+    part: tuple[Any, ...] = ()  # slices taken of them
+    offset: float = 0.0  # added to them
+    computed: bool = False  # whether they are more than sliced, scaled and shifted
+    chosen: bool = False  # whether it was sorted: weights of experts
+    scale: float = 1.0  # constants multiplied since the last norm, nonlinearity or sum
+    taken: float = 1.0  # those of them before the last product with a weight; of a pattern, before the softmax
+    degree: float = 1.0  # power of what a statistic is made of
+    uneven: bool = False  # whether other constants than one number were multiplied, or a core bent
+
+    @property
+    def own(self) -> float:
+        """Constants multiplied since the last product as well."""
+        return UNKNOWN if self.uneven else self.scale / self.taken
+
+    @property
+    def multiplier(self) -> float:
+        """Constants by which a parameter was multiplied."""
+        return UNKNOWN if self.computed else self.scale
+
+    @property
+    def weights(self) -> frozenset[str]:
+        """Names of the weights among the sources."""
+        return frozenset(each.name for each in self.sources if each.kind == "weight")
+
+    @property
+    def core(self) -> bool:
+        """Whether an attention core is among the sources."""
+        return any(each.kind == "core" for each in self.sources)
+
+    def curved(self) -> Value:
+        """Return it behind a nonlinearity."""
+        return replace(self, sources=frozenset(replace(each, bent=True) for each in self.sources))
+
+    def plain(self) -> frozenset[Source]:
+        """Return the sources without the nonlinearity."""
+        return frozenset(replace(each, bent=False) for each in self.sources)
+
+
+INPUT = Value(sources=frozenset([Source("input")]))
+STREAM = frozenset([Source("stream")])
+
+
+class Product(NamedTuple):
+    """A product of a weight with an activation."""
+
+    weight: str
+    part: tuple[Any, ...]
+    x: Value
+    fan_in: int
+
+
+class Core(NamedTuple):
+    """An attention core: softmax of q . k, times v."""
+
+    query: Value
+    key: Value
+    value: Value
+    key_dim: int
+    value_dim: int
+
+
+@dataclass
+class Trace:
+    """Events of one forward pass."""
+
+    products: list[Product] = field(default_factory=list)
+    cores: list[Core] = field(default_factory=list)
+    tables: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # → embedding, patch, positional
+    starts: dict[int, str] = field(default_factory=dict)  # number of an embedding → parameter
+    gains: dict[str, list[Value]] = field(default_factory=lambda: defaultdict(list))  # gain → what it multiplied
+    offsets: dict[str, float] = field(default_factory=dict)
+    readers: dict[str, list[tuple[str, Any]]] = field(default_factory=lambda: defaultdict(list))  # gain → what read it
+    added: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))  # → kind, beside what
+    writes: dict[str, list[Value]] = field(default_factory=lambda: defaultdict(list))  # weight → branches it ends
+    gated: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # weight → gate, in, attention
+    routers: set[str] = field(default_factory=set)
+    outputs: list[Value] = field(default_factory=list)
+    refused: dict[str, None] = field(default_factory=dict)
+    scales: dict[str, dict[Any, float]] = field(default_factory=lambda: defaultdict(dict))
+    """What is multiplied: kind (logit, branch, output, embedding, position, stream, inner) → where → number."""
+    bent: dict[str, float] = field(default_factory=dict)  # weight → its scale before a nonlinearity that is no cap
+    straight: dict[str, float] = field(default_factory=dict)  # weight → scale of x where x f(x) is a nonlinearity of it
+    post_norm: bool = False  # whether a norm stands on a sum
+
+    def refuse(self, reason: str) -> None:
+        """Keep a reason for which the model has no roles."""
+        self.refused[reason] = None
+
+    def level(self, x: Value) -> int:
+        """Return 0 for inputs, 1 for the stream, 2 for another weight, 3 for an attention core."""
+        if x.core:
+            return 3
+        if x.stream or any(each.kind == "stream" for each in x.sources):
+            return 1
+        return 2 if x.weights - self.routers else 0
+
+    def depth(self, x: Value) -> int:
+        """Return the level of the deepest source."""
+        levels = [self.level(each.x) for each in self.products if each.weight in x.weights]
+        return max([0, 3 * x.core, *levels])
+
+    def one(self, p: Value) -> str:
+        """Return the name of the one parameter of a value, and refuse what is computed of parameters."""
+        names = sorted(p.parameters)
+        if len(names) > 1:
+            self.refuse(f"{' and '.join(names)} are combined before they meet an activation")
+        elif p.computed:
+            self.refuse(f"{names[0]}: something is computed of it before it meets an activation")
+        return names[0]
+
+    def note(self, gains: frozenset[str], kind: str, what: Any) -> None:
+        """Say what reads gains."""
+        for name in sorted(gains):
+            self.readers[name].append((kind, what))
+
+    # Products
+
+    def begin(self, table: Value, kind: str, scale: float = 1.0) -> Value:
+        """Begin a stream with the rows of a table, or with a product of inputs."""
+        name, number = self.one(table), len(self.starts)
+        self.tables[name].add(kind)
+        self.starts[number] = name
+        return Value(STREAM, True, frozenset([number]), last=("table", name), scale=table.scale * scale)
+
+    def product(self, a: Value | None, b: Value | None, size: int, width: int = 0, fixed: bool = False) -> Value | None:
+        """Multiply matrices: sum over `size` numbers, to `width` of them.
+
+        A constant factor holds one-hot rows, of positions if it is `fixed` for all sequences.
+        """
+        for p, x in ((a, b), (b, a)):
+            if p is not None and p.parameters:
+                if x is None:
+                    return self.begin(p, "positional" if fixed else "embedding")
+                if x.parameters:
+                    return Value(parameters=p.parameters | x.parameters, computed=True)
+                return self.weigh(p, x, size)
+        if a is None or b is None:
+            return a or b
+        if a.pattern != b.pattern:
+            pattern, value = (a, b) if a.pattern else (b, a)
+            assert pattern.scores is not None
+            query, key = pattern.scores if pattern.axis == -1 else pattern.scores[::-1]
+            return self.attend(Core(query, key, value, pattern.size, width or pattern.size), pattern)
+        if a.scores or b.scores:
+            self.refuse("a product of three activations without a softmax: linear attention")
+            return self.bend(self.join(a, b))
+        if a.chosen or b.chosen:
+            return b if a.chosen else a
+        scale = a.scale * b.scale
+        return Value(a.sources | b.sources, scores=(a, b), size=size, scale=scale, starts=a.starts | b.starts)
+
+    def weigh(self, p: Value, x: Value, fan_in: int) -> Value:
+        """Multiply an activation by a weight."""
+        name = self.one(p)
+        if x.scores:
+            self.refuse(f"{name} multiplies logits or patterns of attention: mixing heads is not derived")
+        self.products.append(Product(name, p.part, x, fan_in))
+        self.note(x.gains, "product", name)
+        if self.level(x) == 0:
+            return self.begin(p, "patch", x.scale)
+        source, last = Source("weight", name, p.part), ("product", name)
+        return Value(frozenset([source]), starts=x.starts, last=last, scale=x.scale * p.multiplier, taken=x.scale)
+
+    def attend(self, core: Core, pattern: Value) -> Value:
+        """Mix values by attention."""
+        for side in ("query", "key", "value"):
+            self.note(getattr(core, side).gains, side, len(self.cores))
+        self.scales["logit"][len(self.cores)] = pattern.taken
+        source = frozenset([Source("core", str(len(self.cores)))])
+        self.cores.append(core)
+        made = Value(source, starts=core.query.starts, last=("core", ""), scale=core.value.scale * pattern.own)
+        return replace(made, taken=core.value.taken, uneven=core.value.uneven)
+
+    # Sums
+
+    def join(self, a: Value, b: Value) -> Value:
+        """Sum, concatenate or choose elementwise."""
+        united = {name: getattr(a, name) | getattr(b, name) for name in ("sources", "starts", "wrote", "gains")}
+        shared = {name: getattr(a, name) and getattr(b, name) for name in ("stream", "normed", "statistic", "chosen")}
+        numbers = {name: getattr(a, name) or getattr(b, name) for name in ("pattern", "uneven")}
+        for name in ("scale", "taken", "degree"):
+            numbers[name] = getattr(a, name) if getattr(a, name) == getattr(b, name) else UNKNOWN
+        last = a.last if a.last == b.last else None
+        return replace(a if a.scores else b, **united, **shared, **numbers, last=last)
+
+    def add(self, a: Value | None, b: Value | None, joined: bool = False) -> Value | None:
+        """Add, or concatenate if `joined`."""
+        if a is None or b is None:
+            return a or b
+        if a.parameters and b.parameters:
+            return Value(parameters=a.parameters | b.parameters, computed=a.computed or b.computed)
+        if a.parameters or b.parameters:
+            return self.add_parameter(b, a, joined) if a.parameters else self.add_parameter(a, b, joined)
+        if a.scores or b.scores:
+            if a.scores and b.scores and a.scores != b.scores:
+                self.refuse("logits or patterns are a sum of several products: terms of position have no derivation")
+            x, other = (a, b) if a.scores else (b, a)
+            if other.last and other.last[0] == "table":  # a looked-up bias of the logits
+                self.tables[other.last[1]] = {"sink"}
+            return x
+        if a.statistic != b.statistic:
+            return b if a.statistic else a
+        if a.stream and b.stream:
+            if a.wrote != b.wrote and not joined:
+                both = " and ".join(", ".join(sorted(each.wrote)) or "embeddings" for each in (a, b))
+                self.refuse(f"two points of the stream are added, behind {both}")
+            if a.wrote or b.wrote:
+                return self.join(a, b)
+            self.embed(a)
+            self.embed(b)
+            return replace(self.join(a, b), scale=1.0, last=None)
+        if a.stream == b.stream or joined:
+            return self.join(a, b)
+        return self.write(a, b) if a.stream else self.write(b, a)
+
+    def embed(self, x: Value) -> None:
+        """Multiply the embeddings that a stream began with."""
+        for number in x.starts:
+            found = self.scales["position" if self.tables[self.starts[number]] == {"positional"} else "embedding"]
+            found[self.starts[number]] = found.get(self.starts[number], 1.0) * x.own
+
+    def write(self, stream: Value, branch: Value) -> Value:
+        """Add a branch to the stream."""
+        names = branch.weights - self.routers
+        if branch.core or not names:
+            self.refuse(f"{'an attention core' if branch.core else 'a value'} is added to the stream without a matrix")
+        if not stream.wrote:
+            self.embed(stream)
+        else:
+            self.post_norm |= stream.normed
+            self.scales["stream"] |= dict.fromkeys(names, stream.own)
+            if stream.own != 1:
+                self.refuse(f"the stream is multiplied by {stream.own:g} between blocks")
+        for name in sorted(names):
+            self.writes[name].append(branch)
+            self.scales["branch"].setdefault(name, branch.scale)
+            if self.scales["branch"][name] != branch.scale:
+                self.scales["branch"][name] = UNKNOWN
+        self.note(stream.gains, "carried", names)
+        self.note(branch.gains, "branch", names)
+        return Value(STREAM, stream=True, starts=stream.starts | branch.starts, wrote=names)
+
+    def add_parameter(self, x: Value, p: Value, joined: bool = False) -> Value:
+        """Add a parameter, or append it."""
+        kind, beside = "bias", ""
+        last, about = x.last or ("", "")
+        if x.scores:
+            kind = "sink"
+        elif joined:
+            kind = "marker" if x.stream and not x.wrote else "unknown"
+        elif last == "gain":
+            kind, beside = "shift", about
+        elif last == "product":
+            beside = about
+        elif x.stream:
+            kind = "positional" if not x.wrote else "unknown"
+        elif len(x.weights) == 1 and not x.statistic:
+            (beside,) = x.weights
+        else:
+            kind = "unknown"
+        for name in sorted(p.parameters):
+            if p.computed:
+                self.one(replace(p, parameters=frozenset([name])))
+            self.added[name].append((kind, beside))
+            if kind == "positional":
+                self.scales["position"][name] = p.scale
+        return x if x.scores else replace(x, last=None)
+
+    # Elementwise products and functions
+
+    def multiply(self, a: Value | None, b: Value | None) -> Value | None:
+        """Multiply elementwise."""
+        if a is None or b is None:
+            return a or b
+        if a.parameters and b.parameters:
+            return Value(parameters=a.parameters | b.parameters, computed=True)
+        if a.parameters or b.parameters:
+            return self.gain(b, a) if a.parameters else self.gain(a, b)
+        if a.statistic != b.statistic:
+            x, statistic = (b, a) if a.statistic else (a, b)
+            if x.scores and not x.pattern:
+                self.refuse("logits are normalized before their softmax: this has no derivation")
+            scale = x.scale * statistic.scale if statistic.degree == -1 else UNKNOWN
+            return x if x.scores else replace(x, normed=True, scale=scale, taken=1.0)
+        if a.scores or b.scores:
+            if not (a.scores and b.scores):
+                self.refuse("logits or patterns are multiplied by an activation: this has no derivation")
+            x = a if a.scores else b
+            return x if x.pattern else self.bend(x)
+        if a.chosen != b.chosen:
+            x = b if a.chosen else a
+            if any(each.x.core for each in self.products if each.weight in x.weights):
+                self.refuse("a router weights the output of attention: heads chosen by data are not derived")
+            return x
+        both = replace(self.join(a, b), scale=a.scale * b.scale, taken=a.taken * b.taken)
+        if a.sources and a.plain() == b.plain():  # x f(x) is a nonlinearity
+            first, second = (any(each.bent for each in side.sources) for side in (a, b))
+            for name in a.weights if not (first or second) else ():
+                self.bent.setdefault(name, max(a.scale, b.scale))
+            if first != second:
+                self.straight |= dict.fromkeys(a.weights, both.scale)
+                return self.bend(both)
+            degree = 2 * (a.degree if a.statistic else 1)
+            return replace(self.bend(both), scale=both.scale, taken=both.taken, degree=degree)
+        if self.depth(a) != self.depth(b):  # a branch times what reads the stream: a gate of the whole branch
+            deep, gate = (a, b) if self.depth(a) > self.depth(b) else (b, a)
+            if deep.core:
+                for name in gate.weights:
+                    self.gated[name].add("attention")
+            self.routers |= gate.weights if not deep.core else set()
+            if not gate.weights:
+                self.refuse("a branch is multiplied by an activation that no weight makes: this has no role")
+            return deep if gate.weights and not deep.core else replace(deep, uneven=True)
+        for one, other in ((a, b), (b, a)):
+            bent = {each.name for each in one.sources if each.kind == "weight" and each.bent}
+            straight = {each.name for each in other.sources if each.kind == "weight" and not each.bent}
+            for name in bent if straight else ():
+                self.gated[name].add("gate")
+            for name in straight if bent else ():
+                self.gated[name].add("in")
+        return both.curved()
+
+    def gain(self, x: Value, p: Value) -> Value:
+        """Multiply by a parameter."""
+        name = self.one(p)
+        if x.scores:
+            self.refuse(f"{name} multiplies logits or patterns: a temperature has no role")
+        self.gains[name].append(replace(x, part=p.part))
+        self.offsets[name] = p.offset
+        return replace(x, gains=x.gains | {name}, last=("gain", name), scale=x.scale * p.multiplier)
+
+    def norm(self, x: Value | None, gain: Value | None, shift: Value | None) -> Value | None:
+        """Normalize, then multiply by a gain and add a shift."""
+        if x is None:
+            return None
+        x = replace(x, normed=True, scale=1.0, taken=1.0, uneven=False)
+        x = self.gain(x, gain) if gain is not None and gain.parameters else x
+        return self.add_parameter(x, shift) if shift is not None and shift.parameters else x
+
+    def bend(self, x: Value, keep: bool = False) -> Value:
+        """Apply a nonlinearity; a cap keeps the multiplier of what it caps."""
+        if x.parameters:
+            return replace(x, computed=True)
+        for name in x.weights if not (x.scores or x.stream or x.statistic) else ():
+            self.scales["inner"].setdefault(name, x.scale)
+            if not keep:
+                self.bent.setdefault(name, x.scale)
+        keep = (keep and x.scale == x.scale) or x.statistic or x.scores is not None
+        scale, taken = (x.scale, x.taken) if keep else (1.0, 1.0)
+        return replace(x.curved(), uneven=x.uneven or x.core, scale=scale, taken=taken)
+
+    def power(self, x: Value, exponent: float) -> Value:
+        """Raise to a power: a nonlinearity of which the multiplier is known."""
+        scale, taken, degree = abs(x.scale) ** exponent, abs(x.taken) ** exponent, x.degree if x.statistic else 1.0
+        made = self.bend(x)
+        return made if x.parameters else replace(made, scale=scale, taken=taken, degree=degree * exponent)
+
+    def exponential(self, x: Value) -> Value:
+        """Apply exp or softmax: of scores it makes attention weights."""
+        return replace(x, pattern=True, taken=x.scale) if x.scores and not x.parameters else self.bend(x)
+
+    def choose(self, x: Value) -> Value:
+        """Sort, or take the largest: what is sorted comes from a router."""
+        if x.parameters or x.stream or x.scores:
+            return x
+        self.routers |= x.weights
+        return replace(x, chosen=True)
+
+    def scaled(self, x: Value, number: float) -> Value:
+        """Multiply by a constant."""
+        return replace(x, scale=x.scale * number, offset=x.offset * number)
+
+    def output(self, x: Value | None) -> None:
+        """End with a value that the model returns."""
+        if x is not None:
+            self.outputs.append(x)
+            number = UNKNOWN if x.uneven else x.scale
+            self.scales["output"] |= {name: self.bent.get(name, number) for name in sorted(x.weights)}
+            self.note(x.gains, "output", "")

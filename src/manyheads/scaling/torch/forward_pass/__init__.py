@@ -1,1 +1,0 @@
-"""Multipliers of a PyTorch model's forward pass, measured by function."""
