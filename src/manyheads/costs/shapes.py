@@ -36,25 +36,6 @@ def _fill(shape: Any, defaults: dict[str, object]) -> None:
 class AttentionShape:
     """One attention core: softmax(Q K^T) V for every sequence and head.
 
-    Parameters
-    ----------
-    queries
-        Queries per sequence, `n`; under a causal mask the last `n` of the keys.
-    heads, head_dim
-        Query heads `h` and their dimension `d_k`.
-    keys
-        Keys per sequence, `m`; None means as many as queries.
-    value_dim
-        Dimension of a value, `d_v`; None means `head_dim`.
-    kv_heads
-        Heads of keys and values; groups of query heads share them. None means `heads`. It changes bytes, not products.
-    batch
-        Sequences.
-    causal, window
-        Mask: no later key; of these the last `window` only (0: all).
-    itemsize
-        Bytes of a number.
-
     Raises
     ------
     UsageError
@@ -62,16 +43,17 @@ class AttentionShape:
         window without a causal mask.
     """
 
-    queries: int = _size()
-    heads: int = _size()
-    head_dim: int = _size()
-    keys: int | None = _size(None)
-    value_dim: int | None = _size(None)
+    queries: int = _size()  # n for each sequence; under a causal mask the last n of the keys
+    heads: int = _size()  # query heads h
+    head_dim: int = _size()  # their dimension d_k
+    keys: int | None = _size(None)  # m for each sequence; None: as many as queries
+    value_dim: int | None = _size(None)  # dimension d_v of a value; None: head_dim
+    # Heads of keys and values, shared by groups of query heads; None: heads. It changes bytes, not products.
     kv_heads: int | None = _size(None)
-    batch: int = _size(1)
-    causal: bool = False
-    window: int = _size(0, 0)
-    itemsize: int = _size(4)
+    batch: int = _size(1)  # sequences
+    causal: bool = False  # mask: no later key
+    window: int = _size(0, 0)  # of these the last so many only; 0: all
+    itemsize: int = _size(4)  # bytes of a number
 
     def __post_init__(self) -> None:
         _fill(self, {"keys": self.queries, "value_dim": self.head_dim, "kv_heads": self.heads})
@@ -269,11 +251,6 @@ def crossover_length(shape: ModelShape) -> Fraction:
 
     In dense FLOPs: `2 n h d_k` multiply-adds a token against those of projections and MLP. The causal core, counted
     exactly, gets there at about twice the length.
-
-    Examples
-    --------
-    >>> crossover_length(ModelShape(layers=12, width=768, heads=12)) == 6 * 768
-    True
     """
     return Fraction(shape.projection_macs + shape.mlp_macs, 2 * shape.query_width)
 
