@@ -25,9 +25,9 @@ def matrix_parameters(shape: ModelShape) -> int:
         weights += embedding_table(shape)
     if inner != shape.width:
         weights += inner * shape.width * (2 if shape.projects_back else 1)
-    weights += (shape.class_width or shape.width) * shape.classes
+    weights += (shape.class_width or shape.width) * (shape.classes + shape.token_classes)
     dense = shape.head_transform + shape.pooled
-    return weights + shape.width * (shape.patch_features + shape.token_classes + dense * shape.width)
+    return weights + shape.width * (shape.patch_features + dense * shape.width)
 
 
 def embedding_table(shape: ModelShape) -> int:
