@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.costs import Cost, ModelShape, count, transformer_cost
-from manyheads.costs.comparison import compare_conventions, render_comparison
 from manyheads.costs.conventions import (
     PRESETS,
     Backward,
@@ -23,6 +22,7 @@ from manyheads.costs.conventions import (
     find_convention,
 )
 from manyheads.costs.cost import Item, UnknownCost
+from manyheads.costs.counting import compare_conventions, render_comparison
 from manyheads.costs.shapes import Experts
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError

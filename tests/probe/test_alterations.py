@@ -12,8 +12,7 @@ from manyheads.errors import UsageError
 from manyheads.models.checkpoints.tensor_file import DTYPES
 from manyheads.probe import verify_checkpoints as verify
 from manyheads.probe.checkpoints.alterations.changes import measure_changes
-from manyheads.probe.checkpoints.contents import PRECISION, Extremes
-from manyheads.probe.checkpoints.grids import GridTest
+from manyheads.probe.checkpoints.contents import PRECISION, Extremes, GridTest
 
 pytestmark = pytest.mark.torch
 LAYER = "model.layers.1."

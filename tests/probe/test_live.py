@@ -94,7 +94,7 @@ def test_a_record_within_a_recorded_step_measures_too():
 @pytest.mark.parametrize("share", [0.01, 0.2])
 def test_the_budget_is_kept(share, monkeypatch):
     """On a clock on which a measurement takes 3 seconds and a step 1."""
-    from manyheads.probe.live.output import TimeBudget
+    from manyheads.probe.live.trackers import TimeBudget
 
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])

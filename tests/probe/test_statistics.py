@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from manyheads.probe.attention.row_sampling import draw_rows, estimate_mean
+from manyheads.probe.attention.datasets import draw_rows, estimate_mean
 
 EPS = 2.0**-23
 
@@ -15,8 +15,8 @@ def measure_errors(n, sharp, masked, sunk, seed):
     """
     import torch
 
-    from manyheads.probe.attention.calls import AttentionCall
     from manyheads.probe.attention.fused import fused_statistics
+    from manyheads.probe.attention.interface import AttentionCall
     from manyheads.probe.attention.row_statistics import row_statistics
 
     torch.set_num_threads(1)
@@ -93,7 +93,7 @@ def test_a_rule_and_a_mask_of_numbers_are_read_as_booleans_are():
 
     import torch
 
-    from manyheads.probe.attention.calls import read_call
+    from manyheads.probe.attention.interface import read_call
     from manyheads.probe.attention.row_statistics import row_statistics
 
     query, key = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
@@ -126,7 +126,7 @@ def test_sdpa_leaves_soft_caps_and_sinks_out_as_its_kernel_does():
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    from manyheads.probe.attention.calls import read_call
+    from manyheads.probe.attention.interface import read_call
     from manyheads.probe.attention.row_statistics import row_statistics
 
     query, key = 10 * torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)

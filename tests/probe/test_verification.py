@@ -15,7 +15,7 @@ from manyheads.models import open_checkpoint
 from manyheads.probe import verify_checkpoints as verify
 from manyheads.probe.checkpoints import contents, verification
 from manyheads.probe.checkpoints.contents import read_contents
-from manyheads.probe.checkpoints.trajectory_order import find_misplaced
+from manyheads.probe.checkpoints.copies import find_misplaced
 
 STEPS = (0, 1, 2, 4, 8, 16, 32)
 WALKS = ("straight", "random", "decaying")

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from manyheads.attention.masks import MaskLike
 
-
 AT_ONCE = 2**16  # entries of patterns that NumPy computes at once: they stay in a processor's cache
 
 

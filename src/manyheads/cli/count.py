@@ -91,13 +91,13 @@ class Count:
         return 0
 
     def _as_json(self, cost: "Cost", extra: dict[str, Json]) -> str:
-        from manyheads.costs.comparison import compare_conventions
+        from manyheads.costs.counting import compare_conventions
 
         compared = {"conventions": compare_conventions(cost)} if self.compare else {}
         return json.dumps({**extra, **cost.as_dict(), **compared}, indent=2)
 
     def _as_text(self, cost: "Cost", extra: dict[str, Json]) -> str:
-        from manyheads.costs.comparison import render_comparison
+        from manyheads.costs.counting import render_comparison
 
         table = next(filter(fits, (cost.table(), cost.table(shares=False))), cost.table())
         layers = _render_layers(extra.pop("each_layer", []))

@@ -40,7 +40,6 @@ def parse_flags(
     kind: Any,
     arguments: Sequence[str],
     program: str,
-    description: str | None = None,
     config: Sequence[Any] = (),
     known: Sequence[str] = (),
 ) -> Any:
@@ -51,7 +50,7 @@ def parse_flags(
     complaint, screen = io.StringIO(), _Screen()
     try:
         with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(screen), NUMBERS:
-            return tyro.cli(kind, args=list(arguments), prog=program, description=description, config=tuple(config))
+            return tyro.cli(kind, args=list(arguments), prog=program, config=tuple(config))
     except SystemExit as leaving:
         if leaving.code in (0, None):
             text = screen.getvalue()
@@ -88,13 +87,7 @@ class _Screen(io.StringIO):
 
 
 def whole_number(text: str) -> int:
-    """Read an integer, also as 1e6 or 2.5e3; a suffix is refused, since 4k may mean 4,000 or 4,096.
-
-    Examples
-    --------
-    >>> whole_number("1e6"), whole_number("1_000")
-    (1000000, 1000)
-    """
+    """Read an integer, also as 1e6 or 2.5e3; a suffix is refused, since 4k may mean 4,000 or 4,096."""
     with contextlib.suppress(ArithmeticError):  # of decimal: no number, or one too large
         found = Decimal(text)
         if abs(found) < LARGEST and found == int(found):

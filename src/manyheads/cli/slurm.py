@@ -33,7 +33,6 @@ NAME is a study as for 'manyheads study run'. Submitting again, after failures o
 work, computes only what is missing. 'manyheads runs status' lists what is stored, claimed and failed; \
 'manyheads study run NAME' with the same flags compares when all units are there (--finish submits that)."""
 
-
 TASK = '"$SLURM_ARRAY_TASK_ID"'
 SBATCH_TIMEOUT = 120  # seconds until an sbatch that does not answer is given up
 

@@ -1,10 +1,12 @@
-"""Count of a function or module: the program of JAX is walked, that of PyTorch runs once."""
+"""Counts: a program of JAX is walked, that of PyTorch runs once; one cost under every convention that reads it."""
 
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from manyheads._extras import require
+from manyheads._overview import render_table
+from manyheads.costs.conventions import PRESETS, ConventionError
 from manyheads.costs.cost import Cost
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError
@@ -106,3 +108,28 @@ def is_torch(fn: Any, args: tuple[Any, ...]) -> bool:
         return False
     given = (fn, getattr(fn, "__self__", None), *torch.utils._pytree.tree_leaves(args))
     return any(isinstance(each, (torch.nn.Module, torch.Tensor)) for each in given)
+
+
+def compare_conventions(cost: Cost) -> dict[str, int | None]:
+    """Read one cost under every preset that can read it; None where halving gives no integer."""
+    counts: dict[str, int | None] = {}
+    for name in PRESETS:
+        no_experts = PRESETS[name].convention.experts == "all" and not any(item.unvisited for item in cost.items)
+        if cost.reads(name) and not no_experts:
+            try:
+                counts[name] = cost.to(name).flops
+            except ConventionError:
+                counts[name] = None
+    return counts
+
+
+def render_comparison(cost: Cost) -> str:
+    """Render one cost under every preset that can read it, with the ratio to the first, and who counts so."""
+    counts = compare_conventions(cost)
+    first, width = next(iter(counts.values())), max(map(len, counts))
+    cells = [
+        (name, "no integer", "") if count is None else (name, f"{count:,}", f"{count / first:.4f}" if first else "-")
+        for name, count in counts.items()
+    ]
+    sources = "\n".join(f"{name.ljust(width)}  {PRESETS[name].source}" for name in counts)
+    return f"{render_table(('convention', 'count', 'ratio'), cells)}\n\n{sources}"

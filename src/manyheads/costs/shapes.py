@@ -64,7 +64,8 @@ class AttentionShape:
     Raises
     ------
     UsageError
-        A size is not a positive integer, `kv_heads` does not divide `heads`, or more causal queries than keys.
+        A size is not a positive integer, `kv_heads` does not divide `heads`, more causal queries than keys, or another
+        number of them under a window of both sides.
     """
 
     queries: int = _size()
@@ -80,6 +81,8 @@ class AttentionShape:
 
     def __post_init__(self) -> None:
         _fill(self, {"keys": self.queries, "value_dim": self.head_dim, "kv_heads": self.heads})
+        if self.window and not self.causal and self.queries != self.keys:
+            raise UsageError(f"AttentionShape: a window of both sides, and {self.queries} queries of {self.keys} keys")
         if self.causal and self.queries > (self.keys or self.queries):
             raise UsageError(f"AttentionShape: {self.queries} causal queries cannot be the last of {self.keys} keys")
 
@@ -157,10 +160,9 @@ class ModelShape:
         Values in an image patch that is projected to `width`; 0 means none.
     special_tokens, dropped_patches
         Positions that are not patches, such as a class token, and patches that are projected and then left out.
-    classes, class_width
-        Rows of a classification head on one position of each sequence, 0 means none, and its inputs (None: `width`).
-    token_classes
-        Rows of a head on every position that is not over the vocabulary; 0 means none.
+    classes, token_classes, class_width
+        Rows of a classification head on one position of each sequence, and of one on every position that is not over
+        the vocabulary; 0 means none. Its inputs (None: `width`).
     pooled
         Whether a dense `d x d` layer and activation act on one position of each sequence.
     fixed_length

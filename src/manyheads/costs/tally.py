@@ -8,13 +8,7 @@ from manyheads.errors import UsageError
 
 @dataclass(frozen=True)
 class Tally:
-    """One amount of work under each way of counting a causal mask.
-
-    Examples
-    --------
-    >>> 3 * pair(2, 5, causal=True) + Tally.of(1)
-    Tally(dense=31, exact=28, doubled_halved=50)
-    """
+    """One amount of work under each way of counting a causal mask."""
 
     dense: int = 0  # the mask ignored
     exact: int = 0  # masked pairs left out

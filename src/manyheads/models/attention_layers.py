@@ -8,7 +8,7 @@
 Weights are reshaped, sliced and transposed, never recomputed: each number is the stored one in its stored dtype.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,7 +106,6 @@ _BEYOND = {
     Role.KEY_VALUE_DOWN: "keys and values have a common low-rank factor",
 }
 """Role → why a layer with it is not of the form of `AttentionWeights`."""
-
 
 _OF_SCORES = (CAPPED, SLOPES, NEIGHBOURS, FIXED)
 _SCORE_ROLES = (Role.QUERY_NORM, Role.SINK)  # reasons, and roles, that are of the scores alone
@@ -225,20 +224,12 @@ def attention_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap | 
     config = attention_config(found.config, layer)
     d, N, H, H_kv = config.width, config.key_dim, config.heads, config.key_value_heads
 
-    def read(role: Role, *shape: int) -> Array | None:
-        return _read(checkpoint, found, (role, "bias", layer), shape)
+    def read(role: Role, size: int) -> Array | None:
+        return _read(checkpoint, found, (role, "bias", layer), (size,))
 
-    biases: list[Array | None]
-    if fused := found.config.family.fused:
-        joint = read(Role.QUERY_KEY_VALUE, (H + 2 * H_kv) * N)
-        biases = [None] * 3 if joint is None else list(_unfuse(joint, (H, H_kv, N), fused))
-    else:
-        triple = ((Role.QUERY, H), (Role.KEY, H_kv), (Role.VALUE, H_kv))
-        stored = [(read(role, heads * N), heads) for role, heads in triple]
-        biases = [None if bias is None else bias.reshape(heads, N) for bias, heads in stored]
     *weights, output = head_weights(checkpoint, layer, found)
     query, key, value = (weight.swapaxes(1, 2) for weight in weights)  # (heads, N, d) -> (heads, d, N)
-    query_bias, key_bias, value_bias = biases
+    query_bias, key_bias, value_bias = _read_heads(read, (H, H_kv, N), found.config.family.fused)
     output_bias = read(Role.OUTPUT, d)
     return AttentionWeights(query, key, value, output, query_bias, key_bias, value_bias, output_bias, config)
 
@@ -254,7 +245,7 @@ def head_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap) -> lis
     family, values = found.config.family, found.config.values
     d, N, H, H_kv = (values[name] for name in ("width", "key_dim", "heads", "key_value_heads"))
 
-    def read(role: Role, rows: int, columns: int) -> Array:
+    def read(role: Role, rows: int, columns: int = d) -> Array:
         # As (out, in), whichever way it is stored.
         turned = family.layout == "in,out"
         shape = (columns, rows) if turned else (rows, columns)
@@ -263,11 +254,7 @@ def head_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap) -> lis
             raise WeightsMismatch(checkpoint.path, f"layer {layer} has no {role} weight")
         return stored.T if turned else stored
 
-    if family.fused:
-        weights = _unfuse(read(Role.QUERY_KEY_VALUE, (H + 2 * H_kv) * N, d), (H, H_kv, N), family.fused)
-    else:
-        triple = ((Role.QUERY, H), (Role.KEY, H_kv), (Role.VALUE, H_kv))
-        weights = [read(role, heads * N, d).reshape(heads, N, d) for role, heads in triple]
+    weights = _read_heads(read, (H, H_kv, N), family.fused)
     return [*weights, read(Role.OUTPUT, d, H * N).T.reshape(H, N, d)]  # (d, H N) -> (H N, d)
 
 
@@ -284,9 +271,14 @@ def _read(
     return checkpoint.tensor(names[0])
 
 
-def _unfuse(joint: Array, sizes: tuple[int, int, int], fused: str) -> list[Array]:
-    """Split a joint weight ((H + 2 H_kv) N, ...) or bias into query, key and value, (heads, N, ...) each."""
+def _read_heads(read: Callable[[Role, int], Any], sizes: tuple[int, int, int], fused: str) -> list[Any]:
+    """Read query, key and value, (heads, N, ...) each or None, from matrices or biases of their own or a joint one."""
     H, H_kv, N = sizes
+    if not fused:
+        stored = [(read(role, n * N), n) for role, n in ((Role.QUERY, H), (Role.KEY, H_kv), (Role.VALUE, H_kv))]
+        return [None if each is None else each.reshape(n, N, *each.shape[1:]) for each, n in stored]
+    if (joint := read(Role.QUERY_KEY_VALUE, (H + 2 * H_kv) * N)) is None:
+        return [None] * 3
     heads = joint.reshape(H + 2 * H_kv, N, *joint.shape[1:])
     if fused == "parts":  # all queries, all keys, all values
         return np.split(heads, [H, H + H_kv])

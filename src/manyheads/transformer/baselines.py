@@ -37,29 +37,28 @@ class BaselineConfig:
             raise UsageError(f"vectors of {self.inputs.dim} numbers and width={self.width}: make them equal")
 
 
-class PooledWeights(NamedTuple):
-    """Weights of the pooled MLP."""
+class BaselineWeights(NamedTuple):
+    """Weights of a baseline."""
 
     embedding: jax.Array | None  # (rows, d)
     first: jax.Array  # (d, hidden)
+    recurrent: Any  # (hidden, hidden), None in the pooled MLP
     deeper: jax.Array | None  # (layers - 1, hidden, hidden), None with one layer
     biases: jax.Array  # (layers, hidden)
-    mixing: jax.Array  # (hidden, hidden), after the pool
+    mixing: Any  # (hidden, hidden), after the pool, None in the MLP-RNN
     unembedding: jax.Array  # (hidden, outputs)
 
 
-class RecurrentWeights(NamedTuple):
-    """Weights of the MLP-RNN."""
+class _Baseline(eqx.Module):
+    weights: BaselineWeights
+    config: BaselineConfig = eqx.field(static=True)
 
-    embedding: jax.Array | None  # (rows, d)
-    first: jax.Array  # (d, hidden)
-    recurrent: jax.Array  # (hidden, hidden)
-    deeper: jax.Array | None  # (layers - 1, hidden, hidden), None with one layer
-    biases: jax.Array  # (layers, hidden)
-    unembedding: jax.Array  # (hidden, outputs)
+    def _first_layer(self, x: jax.Array) -> jax.Array:
+        weights = self.weights
+        return embed(jnp.asarray(x), self.config.inputs, weights.embedding) @ weights.first + weights.biases[0]
 
 
-class PooledMLP(eqx.Module):
+class PooledMLP(_Baseline):
     r"""Blind to order: :math:`f = U\,\mathrm{relu}(M\,\tfrac1T\sum_t \phi(x_t))` with an MLP :math:`\phi` a token.
 
     The value does not change when the tokens are permuted, and every such function of tokens from a finite set has
@@ -73,20 +72,16 @@ class PooledMLP(eqx.Module):
     (2, 3)
     """
 
-    weights: PooledWeights
-    config: BaselineConfig = eqx.field(static=True)
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """Compute the outputs (..., outputs) of tokens (..., T) or vectors (..., T, dim)."""
-        weights = self.weights
-        z = embed(jnp.asarray(x), self.config.inputs, weights.embedding) @ weights.first + weights.biases[0]
+        weights, z = self.weights, self._first_layer(x)
         for matrix, bias in zip(_matrices(weights.deeper), weights.biases[1:], strict=True):
             z = jax.nn.relu(z) @ matrix + bias
         pooled = jax.nn.relu(z).mean(-2)  # (..., hidden)
         return jax.nn.relu(pooled @ weights.mixing) @ weights.unembedding
 
 
-class RecurrentMLP(eqx.Module):
+class RecurrentMLP(_Baseline):
     r"""Walks through the sequence: :math:`h_t = \mathrm{cell}(x_t, h_{t-1})`, :math:`f = U h_T`.
 
     With one layer the cell is Elman's, :math:`h_t = \tanh(W x_t + R h_{t-1} + b)` (J. Elman, *Finding structure in
@@ -94,13 +89,9 @@ class RecurrentMLP(eqx.Module):
     depth grows with the length.
     """
 
-    weights: RecurrentWeights
-    config: BaselineConfig = eqx.field(static=True)
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """Compute the outputs (..., outputs) of tokens (..., T) or vectors (..., T, dim)."""
-        weights, config = self.weights, self.config
-        z = embed(jnp.asarray(x), config.inputs, weights.embedding) @ weights.first + weights.biases[0]
+        weights, z = self.weights, self._first_layer(x)
 
         def cell(state: jax.Array, drive: jax.Array) -> tuple[jax.Array, None]:
             state = jnp.tanh(drive + state @ weights.recurrent)
@@ -108,20 +99,20 @@ class RecurrentMLP(eqx.Module):
                 state = jnp.tanh(state @ matrix + bias)
             return state, None
 
-        start = jnp.zeros((*z.shape[:-2], config.hidden), z.dtype)
+        start = jnp.zeros((*z.shape[:-2], self.config.hidden), z.dtype)
         return jax.lax.scan(cell, start, jnp.moveaxis(z, -2, 0))[0] @ weights.unembedding
 
 
 def initialize_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> PooledMLP:
     """Make a pooled MLP: Gaussian weights of variance 2/fan-in before a relu, 1/fan-in elsewhere."""
     embedding, first, deeper, mixing, unembedding, biases = _draw(config, 2, ("deeper", "square"), key, dtype)
-    return PooledMLP(PooledWeights(embedding, first, deeper, biases, mixing, unembedding), config)
+    return PooledMLP(BaselineWeights(embedding, first, None, deeper, biases, mixing, unembedding), config)
 
 
 def initialize_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> RecurrentMLP:
     """Make an MLP-RNN: Gaussian weights of variance 1/fan-in; gradients fade if there are inputs."""
     embedding, first, recurrent, deeper, unembedding, biases = _draw(config, 1, ("square", "deeper"), key, dtype)
-    return RecurrentMLP(RecurrentWeights(embedding, first, recurrent, deeper, biases, unembedding), config)
+    return RecurrentMLP(BaselineWeights(embedding, first, recurrent, deeper, biases, None, unembedding), config)
 
 
 def count_baseline(config: BaselineConfig) -> int:

@@ -58,14 +58,7 @@ CONSTANT = ("gain", "shift", "bias")  # endings of the names of arrays that do n
 
 
 def roles(weights: Weights) -> PyTree:
-    """Replace every array by the name of its role, as `optax.partition` wants its labels.
-
-    Examples
-    --------
-    >>> blocks = Blocks(*[jnp.zeros((1, 1, 2, 2))] * 4)
-    >>> roles(Weights(blocks, unembedding=jnp.zeros((2, 3)))).blocks.query
-    'query'
-    """
+    """Replace every array by the name of its role, as `optax.partition` wants its labels."""
     return jax.tree_util.tree_map_with_path(lambda path, _: ROLE_OF[path[-1].name], weights)
 
 

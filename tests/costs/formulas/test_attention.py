@@ -93,5 +93,5 @@ def test_refusals():
         AttentionShape(5, 6, 4, kv_heads=4)
     with pytest.raises(UsageError, match="queries=0"):
         AttentionShape(0, 6, 4)
-    with pytest.raises(UsageError, match="window"):
-        AttentionShape(4, 6, 4, window=2)
+    with pytest.raises(UsageError, match="window of both sides"):
+        AttentionShape(4, 6, 4, keys=5, window=2)

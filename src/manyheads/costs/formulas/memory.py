@@ -25,20 +25,15 @@ def matrix_parameters(shape: ModelShape) -> int:
         weights += embedding_table(shape)
     if inner != shape.width:
         weights += inner * shape.width * (2 if shape.projects_back else 1)
-    weights += (shape.class_width or shape.width) * shape.classes
+    weights += (shape.class_width or shape.width) * (shape.classes + shape.token_classes)
     dense = shape.head_transform + shape.pooled
-    return weights + shape.width * (shape.patch_features + shape.token_classes + dense * shape.width)
+    return weights + shape.width * (shape.patch_features + dense * shape.width)
 
 
 def embedding_table(shape: ModelShape) -> int:
     """Count the numbers of the table of token embeddings, `V d`, or `V d_e` with an embedding width of its own.
 
     A tied unembedding is the same table; an untied one is another of this size. Learned positions are left out.
-
-    Examples
-    --------
-    >>> embedding_table(ModelShape(layers=12, width=768, heads=12, vocabulary=50257))
-    38597376
     """
     return shape.vocabulary * (shape.embedding_width or shape.width)
 
@@ -68,24 +63,9 @@ def activation_bytes(
     them keeps the masked ones too). Gated, the MLP keeps `3 r`; of experts those count that a token visits, and latent
     vectors before and after their norms.
 
-    Parameters
-    ----------
-    shape, length, batch
-        Model, tokens of a sequence `n`, sequences `b`.
-    recompute
-        ``"none"``; ``"scores"``: probabilities are recreated from one log-sum-exp a row; ``"block"``: only each block's
-        input is kept.
-
-    Notes
-    -----
-    A minimum by hand, not what a framework uses: JAX 0.10.2 keeps about twice that, since its derivatives of norm and
-    GELU keep their own intermediates.
-
-    Examples
-    --------
-    >>> shape = ModelShape(layers=1, width=48, heads=4, causal=False)
-    >>> activation_bytes(shape, 64, 2) == 4 * (16 * 2 * 64 * 48 + 2 * 4 * 64 * 64)
-    True
+    With `recompute` ``"scores"`` probabilities are recreated from one log-sum-exp a row, and with ``"block"`` only the
+    input of each block is kept. A minimum by hand, not what a framework uses: JAX 0.10.2 keeps about twice that, since
+    its derivatives of norm and GELU keep their own intermediates.
     """
     if recompute not in ("none", "scores", "block"):
         raise UsageError(f"activation memory: recompute={recompute!r} is none of none, scores, block")

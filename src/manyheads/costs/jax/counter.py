@@ -185,7 +185,10 @@ def count_program(fn: Callable[..., PyTree], args: tuple[PyTree, ...], trips: in
     check_call("fn", fn, *(f"argument {number}" for number in range(1, len(args) + 1)))
     leaves, tree = jax.tree.flatten(args)
     leaves = [as_native(leaf, "an argument", COMPLEX) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
-    traced = [index for index, leaf in enumerate(leaves) if _is_traced(leaf)]
+    numbers = (int, float, complex)
+    traced = [
+        i for i, x in enumerate(leaves) if isinstance(x, numbers) or (hasattr(x, "shape") and hasattr(x, "dtype"))
+    ]
 
     def call(*values: Array) -> PyTree:
         filled = list(leaves)
@@ -211,7 +214,3 @@ def _integer_value(leaf: Array) -> Known:
     """Return the value of an integer among the arguments, None for other leaves."""
     concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and not leaf.ndim
     return jaxpr.known_value(np.asarray(leaf) if concrete and getattr(leaf.dtype, "kind", "") in tuple("iub") else leaf)
-
-
-def _is_traced(leaf: object) -> bool:
-    return isinstance(leaf, (int, float, complex)) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))

@@ -144,15 +144,6 @@ def _check_tiling(entries: list[TensorEntry], data_start: int, size: int, path: 
 class TensorFile:
     """A safetensors file whose header has been read and checked; nothing stays open.
 
-    Attributes
-    ----------
-    entries
-        Name → `TensorEntry` (dtype, shape, bytes), in the order of the file.
-    metadata
-        The table of strings that the file carries.
-
-    Notes
-    -----
     Every read checks that the file is still the one whose header was read (identity, length and times of change) and
     raises `FileChanged` otherwise. A change within the resolution of the file system's clock goes unnoticed unless it
     shortens the file; compare fingerprints where that matters. Threads may share a `TensorFile`.
@@ -166,8 +157,8 @@ class TensorFile:
             status = os.fstat(file.fileno())
             entries, metadata = read_header(file, status.st_size, self.path)
         self._seal = seal(status)
-        self.entries: Mapping[str, TensorEntry] = MappingProxyType(entries)
-        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
+        self.entries: Mapping[str, TensorEntry] = MappingProxyType(entries)  # by name, in the order of the file
+        self.metadata: Mapping[str, str] = MappingProxyType(metadata)  # the table of strings that the file carries
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -8,12 +8,12 @@ Source of names, keys and defaults: the model classes of Hugging Face transforme
 
 from collections.abc import Mapping
 
-from manyheads.models.families import encoders, experts, gated, gpt, plain, vision
+from manyheads.models.families import encoders, experts, gated, plain, vision
 from manyheads.models.modules import Family
 
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
-    for table in (gpt, plain, gated, experts, encoders, vision)
+    for table in (plain, gated, experts, encoders, vision)
     for family in vars(table).values()
     if isinstance(family, Family)
 }

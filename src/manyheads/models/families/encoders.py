@@ -1,6 +1,7 @@
 """Encoders of text: BERT, RoBERTa and those built alike, DistilBERT, ModernBERT."""
 
 from dataclasses import replace
+from typing import Any
 
 from manyheads.models.modules import CLASSIFIERS, MAYBE, Family, Module, Role, head, keys, modules
 
@@ -88,6 +89,7 @@ ROBERTA_PRE = ROBERTA.derive(
     ),
 )
 
+_POST: dict[str, Any] = {"causal": False, "norm_place": "post", "language_heads": ("ForMaskedLM",)}
 DISTILBERT = Family(
     "distilbert",
     ("", "distilbert."),
@@ -105,9 +107,7 @@ DISTILBERT = Family(
         *head("vocab_projector=unembedding:always pre_classifier=pooler"),
         *CLASSIFIERS,
     ),
-    causal=False,
-    norm_place="post",
-    language_heads=("ForMaskedLM",),
+    **_POST,
 )
 MPNET = Family(
     "mpnet",
@@ -124,9 +124,7 @@ MPNET = Family(
         *modules("pooler.dense=pooler", when=MAYBE),
     ),
     ROBERTA.heads,
-    causal=False,
-    norm_place="post",
-    language_heads=("ForMaskedLM",),
+    **_POST,
 )
 
 MODERNBERT = Family(

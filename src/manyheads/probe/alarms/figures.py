@@ -25,16 +25,12 @@ class Figure:
     size: Callable[[Floats], Floats] | None = None  # None: that of `transform`
 
 
-def _logit(mass: Floats) -> Floats:
-    return np.log((mass + 1e-4) / (1 - mass + 1e-4))
-
-
 # Entropy is a share of that of uniform attention. Its noise is in proportion to its distance from there: on the scale
 # of the entropy itself, a head that leaves uniformity late makes a jump beside the noise that it had before.
 WATCHED = (
     Figure("entropy", lambda x: np.log(np.maximum(1 - x, 0) + FLOOR), 0.1, "entropy", "falls", lambda x: -x),
     Figure("max_logit", lambda x: np.log(np.maximum(x, 0.05)), np.log(1.5), "largest logit", "grows"),
-    Figure("first_mass", _logit, 0.7, "attention to the first key", "grows"),
+    Figure("first_mass", lambda x: np.log((x + 1e-4) / (1 - x + 1e-4)), 0.7, "attention to the first key", "grows"),
     Figure("stable_rank", lambda x: -np.log(x), 0.1, "stable rank of W_Q^T W_K", "falls"),
     Figure("frobenius", np.log, np.log(1.25), "norm of W_Q^T W_K", "grows"),
     Figure("frobenius", lambda x: -np.log(x + 1e-12), np.log(2), "norm of W_Q^T W_K", "falls"),

@@ -17,13 +17,12 @@ with an error of a few eps max(1, max |s|), eps that of float32.
 from collections.abc import Collection
 
 from manyheads.models.torch.lazy_torch import Tensor, torch
-from manyheads.probe.attention.calls import AttentionCall
+from manyheads.probe.attention.interface import AttentionCall
 from manyheads.probe.attention.row_statistics import fold_sink, summarize_mask
 
 PADDING = 8  # columns that carry the position: heads of queries, keys and values must be equally wide
 SLACK = 1e-5  # relative, for the rounding of the bound on a row's largest logit: some 80 eps of float32
 WIDTHS = (16, 128)  # rows evaluated at a time in search of the largest logit, at first and at most
-
 
 Pair = tuple[Tensor, Tensor]
 

@@ -12,11 +12,18 @@ from manyheads._extras import require
 from manyheads._extras import xarray as xr
 from manyheads.errors import UsageError, check_integer
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
-from manyheads.probe.attention.calls import AttentionCall, read_call
-from manyheads.probe.attention.datasets import FIGURES, LayerRecord, layer_number, stack_snapshots, take_snapshot
+from manyheads.probe.attention.datasets import (
+    FIGURES,
+    LayerRecord,
+    RowSample,
+    draw_rows,
+    estimate_mean,
+    layer_number,
+    stack_snapshots,
+    take_snapshot,
+)
 from manyheads.probe.attention.fused import fused_statistics
-from manyheads.probe.attention.interface import AttentionObserver
-from manyheads.probe.attention.row_sampling import RowSample, draw_rows, estimate_mean
+from manyheads.probe.attention.interface import AttentionCall, AttentionObserver, read_call
 from manyheads.probe.attention.row_statistics import row_statistics
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.models.torch.lazy_torch import Tensor, torch
-from manyheads.probe.attention.calls import AttentionCall
+from manyheads.probe.attention.interface import AttentionCall
 
 BLOCK = 128  # rows at a time: their logits are held for all heads
 

@@ -80,14 +80,7 @@ def sort_by_step(sources: Sequence[Source]) -> list[Source]:
 
 
 def read_order(sources: Sequence[Source]) -> Order:
-    """Sort checkpoints by all numbers in their paths, from where these differ on.
-
-    Examples
-    --------
-    >>> order = read_order(["stage2-step10", "stage1-step900"])
-    >>> order.sources, order.steps, read_order(["step20-tokens1B", "step10-tokens2B"]).conflict[2]
-    (['stage1-step900', 'stage2-step10'], [0, 1], 'one has the larger step, the other the larger token')
-    """
+    """Sort checkpoints by all numbers in their paths, from where these differ on."""
     paths = [Path(os.path.abspath(path_of(source))) for source in sources]
     shared = len(Path(os.path.commonpath(path.parent for path in paths)).parts) if paths else 0
     fields = [_fields(path.parts[shared:]) for path in paths]

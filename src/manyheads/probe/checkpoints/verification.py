@@ -22,10 +22,15 @@ from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.alterations.comparison import compare_with
 from manyheads.probe.checkpoints.alterations.detection import find_alterations, note_unchecked
 from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, Notes, digest_contents, read_contents
-from manyheads.probe.checkpoints.copies import find_copies, find_interchanged, find_partial_copies, find_rounded
+from manyheads.probe.checkpoints.copies import (
+    find_copies,
+    find_interchanged,
+    find_misplaced,
+    find_partial_copies,
+    find_rounded,
+)
 from manyheads.probe.checkpoints.folder import check_folder
 from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of, read_order
-from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +112,7 @@ def verify_checkpoints(
       bytes of another step; values of a narrower type than the one that holds them, or of int8.
     * Steps: one step twice, a trainer's state that gives another step than the folder's name, and an order of the
       weights, or of those in one shard, other than that of the steps, see
-      `manyheads.probe.checkpoints.trajectory_order`.
+      `manyheads.probe.checkpoints.copies`.
     * Matrices of one shape that are interchanged from one step to the next.
     * Tensors, vectors too, and single entries with changes atypical of training: negated, zeroed, shifted,
       scaled, transposed, rows or columns in another order, a jump that comes from one bit of the exponent; see

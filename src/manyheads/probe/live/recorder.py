@@ -18,10 +18,9 @@ from manyheads.models.torch.modules import evaluation
 from manyheads.probe.attention.datasets import Snapshot, take_snapshot
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.recording import AttentionRecord, empty_record
-from manyheads.probe.live.output import LOGGER, Output, TimeBudget, is_first_process
 from manyheads.probe.live.reading import as_series, encode_snapshot
 from manyheads.probe.live.step_log import Line
-from manyheads.probe.live.trackers import Row, Tracker
+from manyheads.probe.live.trackers import LOGGER, Output, Row, TimeBudget, Tracker, is_first_process
 
 _ON_FIXED_BATCH: ContextVar[bool] = ContextVar("whether a fixed batch runs through a model", default=False)
 

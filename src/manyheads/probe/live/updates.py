@@ -28,12 +28,11 @@ from manyheads.models.parameters import recognize
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import INNER, unwrap
 from manyheads.probe.attention.datasets import layer_number
-from manyheads.probe.heads.layouts import HeadLayout, head_layouts
-from manyheads.probe.live.output import Output, TimeBudget
+from manyheads.probe.heads.head_weights import HeadLayout, head_layouts
 from manyheads.probe.live.reading import as_series
 from manyheads.probe.live.sharded import gram, local, squared_norm
 from manyheads.probe.live.step_log import Line
-from manyheads.probe.live.trackers import Row, Tracker
+from manyheads.probe.live.trackers import Output, Row, TimeBudget, Tracker
 from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_density, marchenko_pastur_edges
 
 # Optimizers that shrink weights by learning rate x weight decay beside the step of the gradient.

@@ -79,7 +79,12 @@ def measure_changes(
             new = block.reshape(min(part.shape[0], rows) if part.ndim else 1, -1)
             if old is not None:
                 squares = (new - old) ** 2
-                _accumulate(changes[place - 1], old, new, squares)
+                change = changes[place - 1]
+                change.before += float(np.sum(old**2))
+                change.after += float(np.sum(new**2))
+                change.product += float(np.sum(old * new))
+                change.shift += float(np.sum(new) - np.sum(old))
+                change.moved += float(np.sum(squares))
                 columns[place - 1] = columns[place - 1] + (squares.sum(axis=0) if rows > 1 else 0.0)
                 found[place - 1] += _select_candidates(squares, old, new, start)
             if older is not None:
@@ -91,14 +96,6 @@ def measure_changes(
         jumps = [_measure_jump(candidate, sums, rows, entry.shape) for candidate in candidates]
         change.jumps = [jump for jump in jumps if abs(jump.after - jump.before) > least]
     return changes, list(np.sqrt(past))
-
-
-def _accumulate(change: Change, old: Floats, new: Floats, squares: Floats) -> None:
-    change.before += float(np.sum(old**2))
-    change.after += float(np.sum(new**2))
-    change.product += float(np.sum(old * new))
-    change.shift += float(np.sum(new) - np.sum(old))
-    change.moved += float(np.sum(squares))
 
 
 def _select_candidates(squares: Floats, old: Floats, new: Floats, start: int) -> list[tuple[int, float, float, float]]:
