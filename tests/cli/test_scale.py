@@ -673,6 +673,34 @@ def test_a_preflight_measures_a_function_of_shape_and_seed(call, folder):
     assert json.loads(out)["faults"][0].startswith("1.weight is in no optimizer")
 
 
+@pytest.mark.torch
+def test_a_preflight_takes_its_roles_from_a_file(call, folder):
+    (folder / "renamed_training.py").write_text(
+        "import torch\n"
+        "from tests.scaling.own_models import LLAMA, build\n"
+        "def make(shape, seed):\n"
+        "    sizes = {'key_dim': shape.key_dim, 'heads': shape.heads, 'groups': shape.heads, 'width': shape.width}\n"
+        "    model = build(LLAMA | {'output': 'layers.*.self_attn.out'}, depth=shape.depth, **sizes)\n"
+        "    batches = [(each[:, :-1], each[:, 1:].contiguous()) for each in torch.randint(31, (3, 4, 9))]\n"
+        "    return model, torch.optim.AdamW(model.parameters(), lr=0.01), batches\n"
+        "def with_roles(shape, seed):\n"
+        "    return *make(shape, seed), None, {'*': 'value'}\n"
+    )
+    names = {"embed_tokens": "embedding", "lm_head": "unembedding", "norm": "final_gain", "*.out": "output"}
+    names |= {f"*.self_attn.{letter}_proj": part for letter, part in zip("qkv", ("query", "key", "value"), strict=True)}
+    names |= {"*.gate_proj": "mlp_gate", "*.up_proj": "mlp_in", "*.down_proj": "mlp_out"}
+    names |= {"*.input_layernorm": "attention_gain", "*.post_attention_layernorm": "mlp_gain"}
+    (folder / "roles.toml").write_text("".join(f'"{name}.weight" = "{part}"\n' for name, part in names.items()))
+    asked = ("--base", "8,2,2", "--axes", "heads", "--sizes", 2, 4, "--steps", 2, "--seeds", 2, "--learning-rate", 0.01)
+    status, _, err = call("preflight", "renamed_training:with_roles", *asked, "--roles", "roles.toml")
+    assert (status, "TARGET returns roles as well" in " ".join(err.split())) == (2, True)
+    asked = ("preflight", "renamed_training:make", *asked, "--json")
+    without, found = (json.loads(call(*asked, *more)[1]) for more in ((), ("--roles", "roles.toml")))
+    assert (without["judged"], found["judged"]) == (False, True)
+    assert any("no family explains all" in note for note in without["notes"])
+    assert {"output", "mlp_out"} <= {each["role"] for each in found["audits"]["heads"]["findings"]}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

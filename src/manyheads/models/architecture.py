@@ -6,6 +6,7 @@ Nothing is guessed: a name that is not explained is refused.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -23,11 +24,6 @@ from manyheads.models.refusals import CheckpointRefused, WeightsMismatch
 from manyheads.transformer.shape import Shape
 
 OTHER_HEAD = "another head reads the same norm"
-NO_ROLE = r"\s*(#.*|\[roles\]\s*|roles\s*=\s*\{|[{}])?\s*"  # lines of a role map that hold none
-ROLE_LINE = (
-    r"""\s*(?P<quote>["']?)(?P<pattern>[^"'\s=:]+)(?P=quote)\s*[=:]"""
-    r"""\s*(?P<mark>["'])(?P<part>.*?)(?P=mark)\s*,?\s*(#.*)?"""
-)
 LARGEST_STD = 1e30  # no family starts its weights at such a std; float32 still holds it
 
 
@@ -113,22 +109,33 @@ def apply_role_map(
     >>> [(parameter.name, parameter.start) for parameter in architecture.parameters]
     [('table', 'random'), ('0.q.bias', 'zero')]
     """
+    trained, resting = _groups(names), _groups(frozen)
+    return join_parameters(match_roles(roles, trained, resting), Shape.of(shape), trained, resting)
+
+
+def match_roles(
+    roles: Mapping[str, str], trained: Iterable[Sequence[str]], resting: Iterable[Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Return the parts of all parameters that a pattern of a role map fits, by name; trained ones need one."""
     if not isinstance(roles, Mapping) or not all(isinstance(word, str) for pair in roles.items() for word in pair):
         raise UsageError(f'roles={roles!r}: expected a map from patterns of names to parts, {{"*.wq.weight": "query"}}')
-    if wrong := [problem for pattern, part in roles.items() if (problem := _find_wrong_part(pattern, part))]:
+    if wrong := [
+        f"{pattern!r} is given the role {piece!r}" + (f", {UNDERIVED[piece]}" if piece in UNDERIVED else "")
+        for pattern, part in roles.items()
+        for piece in part.split("+")
+        if piece not in PARTS
+    ]:
         raise UsageError(f"{'; '.join(wrong)}: choose from {', '.join(PARTS)}")
-    trained, resting = _groups(names), _groups(frozen)
-    used: set[str] = set()
-    parts = _look_up(roles, [name for group in (*trained, *resting) for name in group], used)
-    if unknown := [name for group in trained for name in group if name not in parts]:
+    every = [name for group in (*trained, *resting) for name in group]
+    fitting = {name: next((pattern for pattern in roles if fnmatchcase(name, pattern)), None) for name in every}
+    if unknown := [name for group in trained for name in group if fitting[name] is None]:
         raise UsageError(
             f"no pattern of the role map fits the parameter {unknown[0]!r}{_more(unknown)}: add a line for each, or "
             f"freeze them\n{propose_roles(unknown, {})}"
         )
-    last = list(roles)[-1:]
-    if idle := [pattern for pattern in roles if pattern not in used and not [pattern] == last == ["*"]]:
+    if idle := [pattern for pattern in roles if pattern not in fitting.values() and pattern != "*"]:
         raise UsageError(f"the pattern {idle[0]!r}{_more(idle)} of the role map fits no parameter: mend or remove it")
-    return join_parameters(parts, Shape.of(shape), trained, resting)
+    return {name: tuple(roles[pattern].split("+")) for name, pattern in fitting.items() if pattern is not None}
 
 
 def join_parameters(
@@ -156,34 +163,15 @@ def join_parameters(
     return Architecture(shape, tuple(found[0]), open_end=reason, frozen=tuple(found[1]), **facts)
 
 
-def _find_wrong_part(pattern: str, part: str) -> str:
-    """Return what is wrong with a line of a role map; empty for nothing."""
-    for piece in part.split("+"):
-        if piece not in PARTS:
-            return f"{pattern!r} is given the role {piece!r}" + (f", {UNDERIVED[piece]}" if piece in UNDERIVED else "")
-    return ""
-
-
 def read_roles(path: str | PathLike[str]) -> dict[str, str]:
-    """Read a role map from a file: lines `"pattern" = "part"` of TOML, or those that an error proposes."""
+    """Read a role map from a file: TOML, `"pattern" = "part"`, or the lines that an error proposes."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"roles {path}: {getattr(error, 'strerror', None) or 'no UTF-8 text'}; give a role map"
-        ) from error
-    found: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        if not re.fullmatch(NO_ROLE, line):
-            here = f"{path}, line {number}: "
-            if (read := re.fullmatch(ROLE_LINE, line)) is None:
-                raise UsageError(f'{here}{line.strip()[:80]!r}: expected a line such as "*.wq.weight" = "query"')
-            if read["pattern"] in found:
-                raise UsageError(f"{here}the pattern {read['pattern']!r} stands there twice: remove one")
-            if wrong := _find_wrong_part(read["pattern"], read["part"]):
-                raise UsageError(f"{here}{wrong}: choose from {', '.join(PARTS)}")
-            found[read["pattern"]] = read["part"]
-    return found
+        text = re.sub(r"(?m)^(roles = \{|\})\s*$", "", Path(path).read_text(encoding="utf-8"))
+        found = tomllib.loads(re.sub(r'": ("[^"\n]*"),', r'" = \1', text))
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise UsageError(f'roles {path}: {said}; expected lines such as "*.wq.weight" = "query"') from error
+    return found.get("roles", found)
 
 
 def _more(names: Sequence[str]) -> str:
@@ -195,16 +183,6 @@ def _more(names: Sequence[str]) -> str:
 def _groups(names: Iterable[str | Sequence[str]]) -> list[tuple[str, ...]]:
     """Return the names of each parameter; one alone is a text."""
     return [(each,) if isinstance(each, str) else tuple(each) for each in names]
-
-
-def _look_up(roles: Mapping[str, str], names: Iterable[str], used: set[str]) -> dict[str, tuple[str, ...]]:
-    """Return the parts of those names that a pattern fits, and write down the pattern."""
-    found = {}
-    for name in names:
-        if fitting := [pattern for pattern in roles if fnmatchcase(name, pattern)]:
-            used.add(fitting[0])
-            found[name] = tuple(roles[fitting[0]].split("+"))
-    return found
 
 
 def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> ParameterMap:
@@ -222,41 +200,39 @@ def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Para
         ) from refused
 
 
-def read_names(names: Iterable[str | Sequence[str]], frozen: Collection[str], owner: str) -> list[NamedParts]:
-    """Return the readings of a model by the names of its parameters alone, or refuse with a role map."""
-    groups = _groups(names)
+def read_names(groups: Sequence[Sequence[str]], frozen: Collection[str], owner: str) -> NamedParts:
+    """Read a model by the names of its parameters alone, those of a shared one together; or refuse, with a role map."""
     every = [name for group in groups for name in group]
     found = match_families(every)
-    if not found or found[0].strangers or found[0].absent:
-        known, family = (found[0].parts, found[0].family.model_type) if found else ({}, "")
-        near = f"; {family}, the nearest, leaves {len(every) - len(known)}" if family else ""
-        near += f", and needs {', '.join(found[0].absent)}" if found and found[0].absent else ""
+    if len(found) != 1 or found[0].strangers or found[0].absent:
+        families = " and ".join(each.family.model_type for each in found)
+        known, absent = (found[0].parts, found[0].absent) if len(found) == 1 else ({}, ())
+        near = f"; {families}, the nearest, leaves {len(every) - len(known)}" if known else ""
+        near += f", and needs {', '.join(absent)}" if absent else f"; {families} differ" if len(found) > 1 else ""
         raise UsageError(
             f"{owner} has no configuration of transformers, and no family explains all {len(every)} names of its "
             f"parameters{near}: complete these roles, and give them as roles= (--roles FILE)\n"
             f"{propose_roles(every, known)}"
         )
+    parts, reasons = found[0].parts, dict[str, list[str]]()
     for group in groups:
-        parts = {found[0].parts[name] for name in group}
-        if len(group) > 1 and parts not in ({("embedding",), ("unembedding",)}, {("unembedding_bias",)}):
+        means = {parts[name] for name in group}
+        if len(group) > 1 and means not in ({("embedding",), ("unembedding",)}, {("unembedding_bias",)}):
             raise UsageError(
                 f"{' = '.join(group)} is one parameter at several places: its gradient is a sum over them, which is "
                 "not derived; give each its own"
             )
-    underived: dict[str, list[str]] = {}
-    for name in [group[0] for group in groups if group[0] not in frozen]:
-        if reason := UNDERIVED.get(found[0].parts[name][0]):
-            underived.setdefault(reason, []).append(name)
-    if underived:
-        said = "; ".join(f"{kin[0]}{_more(kin)}: {reason}" for reason, kin in underived.items())
+        if group[0] not in frozen and (reason := UNDERIVED.get(parts[group[0]][0])):
+            reasons.setdefault(reason, []).append(group[0])
+    if reasons:
+        said = "; ".join(f"{names[0]}{_more(names)}: {reason}" for reason, names in reasons.items())
         raise UsageError(f"{said}; leave them out, or freeze them")
-    held = {part for parts in found[0].parts.values() for part in parts}
-    if "unembedding" not in held:
+    if not any("unembedding" in each for each in parts.values()):
         raise UsageError(
             f"{owner} has no parameter that reads out: a table that is read out without a module of its own is tied, "
             "which no name shows; give it one, lm_head.weight = the table, or give roles="
         )
-    return found
+    return found[0]
 
 
 def read_body(config: ModelConfig | Mapping[str, Any]) -> Body:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 class Role(StrEnum):
     """Role of a weight in a transformer."""
 
-    part: str  # in the scaling (`manyheads.models.parts`), of a norm without `_gain`; empty for what has none
+    part: str  # in the scaling (`manyheads.models.parts`), of a norm without `_gain`, several joined by `+`; or none
     sides: str  # of its weight in names of sizes (`ModelConfig.sizes`), fan-out first
     sort: str  # how a `Module` holds it
 
@@ -32,7 +32,7 @@ class Role(StrEnum):
     QUERY = "query", "query", "queries,width"
     KEY = "key", "key", "keys,width"
     VALUE = "value", "value", "keys,width"
-    QUERY_KEY_VALUE = "query_key_value", "", "queries+2*keys,width"
+    QUERY_KEY_VALUE = "query_key_value", "query+key+value", "queries+2*keys,width"
     QUERY_NORM = "query_norm", "query", "key_dim", "norm"  # behind the queries, of a head or of all
     KEY_NORM = "key_norm", "key", "key_dim", "norm"
     SINK = "sink", "sink", "heads", "bare"  # a logit of its own for each head, without a value
@@ -50,7 +50,7 @@ class Role(StrEnum):
     MLP_NORM = "mlp_norm", "mlp", "width", "norm"
     MLP_IN = "mlp_in", "mlp_in", "hidden,width"
     MLP_GATE = "mlp_gate", "mlp_in", "hidden,width"
-    MLP_GATE_IN = "mlp_gate_in", "", "2*hidden,width"  # gate and input in one matrix
+    MLP_GATE_IN = "mlp_gate_in", "mlp_gate+mlp_in", "2*hidden,width"  # gate and input in one matrix
     MLP_ACTIVATION = "mlp_activation", "activation", "1", "bare"  # trained numbers of the activation
     SCALAR = "scalar", "scalar", "1", "bare"  # trained numbers that multiply the stream, or what is added to it
     GATE = "gate", "gate", "1"  # a matrix whose sigmoid multiplies values or the stream

@@ -26,13 +26,9 @@ class ParameterRole:
         if self.role.sort == "norm" or self.role in GAINS:
             return (f"{self.role.part}_{'gain' if self.kind == 'gain' else 'shift'}",)
         biased = "_bias" if self.kind == "bias" else ""
-        if self.role is Role.QUERY_KEY_VALUE:
-            return tuple(f"{each}{biased}" for each in ("query", "key", "value"))
         if self.role is Role.MARKER and name.endswith("mask_token"):
             return ("blank",)
-        if self.role is Role.MLP_GATE_IN:
-            return (f"mlp_gate{biased}", f"mlp_in{biased}")
-        return (f"{self.role.part}{biased}",)
+        return tuple(f"{each}{biased}" for each in self.role.part.split("+"))
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def match_names(
 ) -> tuple[dict[str, ParameterRole], dict[str, ParameterRole]]:
     """Return the meaning of the names that a family explains, and of those that it needs and are absent."""
     roles, absent = {}, {}
-    for name, role, required in _expected(config, prefix, known):
+    for name, role, required in expected_names(config, prefix, known):
         if name in known:
             roles[name] = role
         elif required:
@@ -152,8 +148,8 @@ def parameter_roles(checkpoint: Checkpoint) -> tuple[Weight, ...]:
 
 def _find_prefix(config: ModelConfig, known: set[str]) -> str:
     """Find the prefix under which the first module of the body, which every model has, is present."""
-    family, first = config.family, config.family.body[0]
-    anchors = {prefix: prefix + first.path + ("" if first.sort == "bare" else ".weight") for prefix in family.prefixes}
+    family = config.family
+    anchors = {prefix: next(expected_names(config, prefix, known))[0] for prefix in family.prefixes}
     found = [prefix for prefix, anchor in anchors.items() if anchor in known]
     if not found:
         raise WeightsMismatch(
@@ -165,7 +161,7 @@ def _find_prefix(config: ModelConfig, known: set[str]) -> str:
     return found[0]
 
 
-def _expected(config: ModelConfig, prefix: str, known: set[str]) -> Iterator[tuple[str, ParameterRole, bool]]:
+def expected_names(config: ModelConfig, prefix: str, known: set[str]) -> Iterator[tuple[str, ParameterRole, bool]]:
     """Go through every name the family may hold: the name, its meaning, and whether it has to be there."""
     for module in config.family.body:
         for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:

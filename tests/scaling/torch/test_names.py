@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,7 @@ from tests.scaling.torch.test_families import base_and_larger
 from manyheads.errors import UsageError
 from manyheads.models.architecture import read_roles
 from manyheads.models.families import FAMILIES
+from manyheads.models.names import propose_roles
 from manyheads.models.parts import PARTS
 from manyheads.models.torch import model as torch_model
 from manyheads.models.torch.model import ModelOptions, read_model
@@ -119,23 +121,40 @@ def test_the_audit_of_a_nanogpt_names_the_stds_it_does_not_know(seed):
     assert any(each.quantity == "initial" for each in audit_model(p, model, adamw(model), STATED).faults)
 
 
-def test_a_nanogpt_passes_its_preflight_without_a_role_map():
+def sized(names, shape):
+    return build(
+        names, key_dim=shape.key_dim, heads=shape.heads, groups=shape.heads, depth=shape.depth, width=shape.width
+    )
+
+
+TRAINED = {
+    "nanoGPT": nano,
+    **{name: partial(sized, CODEBASES[name]) for name in ("torchtitan", "torchtitan, now", "litgpt")},
+}
+
+
+@pytest.mark.parametrize("codebase", TRAINED)
+@pytest.mark.parametrize("axis", ["heads", "depth"])
+def test_codebases_pass_their_preflight_without_a_role_map(codebase, axis):
     import torch
 
     p = Parametrization(base=(8, 2, 2))
 
     def make(shape, seed):
-        model, batches = (
-            nano(shape),
-            [(each[:, :-1], each[:, 1:].contiguous()) for each in torch.randint(31, (2, 4, 9))],
-        )
+        model = TRAINED[codebase](shape)
+        batches = [(each[:, :-1], each[:, 1:].contiguous()) for each in torch.randint(31, (2, 4, 9))]
         initialize_model(p, model, STATED)
         return model, torch.optim.AdamW(torch_groups(p, model, STATED)), batches
 
+    def make_usual(shape, seed):
+        model, _, batches = make(shape, seed)
+        return model, torch.optim.AdamW(model.parameters(), 3e-3), batches
+
     given = {"parametrization": p, "hyperparameters": STATED, "steps": 2, "seeds": (0, 1)}
-    found = preflight(make, (8, 2, 2), axes={"heads": (2, 4)}, **given)
+    found, usual = (preflight(each, (8, 2, 2), axes={axis: (2, 4)}, **given) for each in (make, make_usual))
     assert found.judged
-    assert found.audits["heads"].passed
+    assert found.audits[axis].passed
+    assert not usual.audits[axis].passed
 
 
 @pytest.mark.parametrize("codebase", CODEBASES)
@@ -212,6 +231,12 @@ def test_wrappers_are_seen_through():
     held.net = nano()
     held.loss = torch.nn.CrossEntropyLoss()
     assert read_model(held).architecture.shape == expected.shape
+    held.lm_head = held.net.lm_head  # beside the body
+    del held.net.lm_head
+    assert read_model(held).architecture.shape == expected.shape
+    held.value = torch.nn.Linear(32, 1)
+    with pytest.raises(UsageError, match="gpt2, the nearest, leaves 2:"):
+        read_model(held)
 
 
 # Names that do not tell the truth, or not enough
@@ -310,7 +335,12 @@ LIES = {
     "heads that differ": (LLAMA, {}, other_heads, r"2 and 4 heads|4 and 2 heads"),
     "heads that are not stated": (LLAMA, {"stated": ""}, None, "give heads="),
     "heads that do not divide": (LLAMA, {}, state("n_heads", 5), "5 heads"),
-    "heads that contradict their dimension": (LLAMA, {}, state("head_dim", 16), "states"),
+    "heads that contradict their dimension": (
+        LLAMA,
+        {},
+        state("head_dim", 16),
+        "modules state 4 and 2 heads",
+    ),
     "blocks from 1": (LLAMA, {}, renumber, "layers"),
     "a norm less in one layer": (LLAMA, {}, drop("layers.1.input_layernorm"), "input_layernorm"),
     "a norm of another size": (TORCHTITAN, {}, add("layers.1.attention.q_norm.weight", 5), "5 entries"),
@@ -402,22 +432,42 @@ def test_all_unknown_names_come_at_once_with_a_map_that_can_be_pasted(tmp_path):
     assert [describe(each) for each in by_file.parameters] == [describe(each) for each in by_hand.parameters]
 
 
+def test_a_proposed_map_tells_the_matrices_of_a_sequence_apart():
+    names = ["blocks.0.mlp.0.weight", "blocks.1.mlp.0.weight", "blocks.1.mlp.2.weight", "blocks.1.linear1.bias"]
+    names += [
+        "x.0.gain",
+        "layers.0.self_attn.in_proj_weight",
+        "layers.0.attention.wkv_a.weight",
+        "token_embedding_table.weight",
+    ]
+    lines = propose_roles(names, {}).splitlines()[1:-2]
+    assert [line.strip().partition(",")[0] for line in lines] == [
+        '"blocks.*.mlp.0.weight": "?"',
+        '"blocks.*.mlp.2.weight": "?"',
+        '"blocks.*.linear1.bias": "mlp_in_bias"',
+        '"x.*.gain": "?"',
+        '"layers.*.self_attn.in_proj_weight": "query+key+value"',
+        '"layers.*.attention.wkv_a.weight": "key_value_down"',
+        '"token_embedding_table.weight": "embedding"',
+    ]
+
+
 def test_the_first_pattern_of_a_file_wins_and_the_last_may_catch_all(tmp_path):
     path, model = tmp_path / "roles.toml", build(NANOCHAT)
     path.write_text(
         "# nanochat\n[roles]\n'transformer.wte.weight' = 'embedding'\n\"lm_head.*\" = \"unembedding\"  # untied\n"
-        '*.c_q.weight = "query"\n"*.c_k.weight" = "key"\n"*.c_v.weight" = "value"\n"*.c_fc.weight" = "mlp_in"\n'
+        '"*.c_q.weight" = "query"\n"*.c_k.weight" = "key"\n"*.c_v.weight" = "value"\n"*.c_fc.weight" = "mlp_in"\n'
         '"*.mlp.c_proj.weight" = "mlp_out"\n"*" = "output"\n'
     )
     assert read_model(model, ModelOptions(str(path))).architecture == read_model(model).architecture
     for line, words in {
-        '"*.wq" = "wq"': r"line 1: '\*\.wq' is given the role 'wq': choose from",
-        '"*.wq" = query': r"line 1: .*expected a line such as",
-        '"a" = "query"\n\n"a" = "key"': "line 3: the pattern 'a' stands there twice",
+        '"*.wq" = "wq"': r"'\*\.wq' is given the role 'wq': choose from",
+        '"*.wq" = query': r"line 1.*expected lines such as",
+        '"a" = "query"\n\n"a" = "key"': "Cannot overwrite a value",
     }.items():
         path.write_text(line)
         with pytest.raises(UsageError, match=words):
-            read_roles(path)
+            read_model(model, ModelOptions(path))
     with pytest.raises(UsageError, match="No such file"):
         read_roles(tmp_path / "absent")
 

@@ -48,11 +48,9 @@ class Audit(TunedBase):
             print(f"base: {note}", file=sys.stderr)
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
         model, optimizer, roles, example = self._load()
-        if roles is not None and self.roles is not None:
-            raise UsageError(f"--roles {self.roles}, and {self.target} returns roles as well: leave one of them out")
         fresh = False if self.trained else None
         options: dict[str, Any] = {"folded": not self.applied, "fresh": fresh, "example": example, "heads": self.heads}
-        given = (model, optimizer, hyperparameters, roles if self.roles is None else self.roles, shape)
+        given = (model, optimizer, hyperparameters, self.roles_beside(roles), shape)
         found = audit_model(self.parametrization(base), *given, **options)
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)
         return 1 if self.strict and not found.passed else 0

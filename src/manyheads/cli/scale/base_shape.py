@@ -103,6 +103,12 @@ class TunedBase(TunedTheory):
     """File of lines "pattern of parameter names" = "part", for a model whose names are not known; the first one that
     fits counts."""
 
+    def roles_beside(self, returned: Any) -> Any:
+        """Return the file of roles, or what the user's function returned."""
+        if returned is not None and self.roles is not None:
+            raise UsageError(f"--roles {self.roles}, and TARGET returns roles as well: leave one of them out")
+        return returned if self.roles is None else self.roles
+
     def hyperparameters(self) -> "BaseHyperparameters":
         """Return what was tuned at the base."""
         from manyheads.scaling import BaseHyperparameters

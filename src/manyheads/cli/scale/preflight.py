@@ -46,6 +46,7 @@ class Preflight(TunedBase):
         import numpy as np
 
         from manyheads.scaling import preflight
+        from manyheads.scaling.preflight_checks.training import Training
         from manyheads.study.execution.progress import announce
         from manyheads.study.store.disk import write_text
 
@@ -63,8 +64,14 @@ class Preflight(TunedBase):
             given = f"--rate-factors {low:g} {high:g} {count}"
             raise UsageError(f"{given}: give two factors, the lower first, and 3 points")
         same: dict[str, Any] = {name: getattr(self, name) for name in ("steps", "train", "limit")}
+        function = load_function(self.target)
+
+        def make(shape: Any, seed: int) -> Training:
+            training = Training.of(function(shape, seed), self.target)
+            return replace(training, roles=self.roles_beside(training.roles))
+
         found = preflight(
-            self._make(),
+            make if self.roles else function,
             base,
             axes={axes[0]: self.sizes} if self.sizes else axes,
             parametrization=self.parametrization(base),
@@ -82,22 +89,3 @@ class Preflight(TunedBase):
             write_text(self.out / "preflight.json", figures + "\n")
             announce(f"picture and figures in {self.out}", True)
         return 1 if self.strict and not found.passed else 0
-
-    def _make(self) -> Any:
-        """Return the function, with the roles of a file where one is given."""
-        from manyheads.errors import UsageError
-        from manyheads.scaling.preflight_checks.training import Training
-
-        function = load_function(self.target)
-        if self.roles is None:
-            return function
-
-        def make(shape: Any, seed: int) -> Training:
-            training = Training.of(function(shape, seed), self.target)
-            if training.roles is not None:
-                raise UsageError(
-                    f"--roles {self.roles}, and {self.target} returns roles as well: leave one of them out"
-                )
-            return replace(training, roles=self.roles)
-
-        return make

@@ -24,7 +24,6 @@ LABELS = {
     "initial": "init std", "multiplier": "multiplier", "learning_rate": "learning rate", "epsilon": "epsilon",
     "weight_decay": "weight decay",
 }  # fmt: skip
-SIZES = (("N", "key_dim"), ("H", "heads"), ("L", "depth"), ("D", "width"))
 LATENT = (
     "latent attention: its low-rank factors are in no row here; torch_groups and the audit give them theirs, at the "
     "ranks of the base where a base of N,H,L leaves them out"
@@ -65,8 +64,8 @@ class Scale(TunedTheory):
         from manyheads.scaling import BaseHyperparameters
         from manyheads.scaling.parametrization.targets import refuse_depth
 
-        if len(given := [f"--{name}" for name in ("snippet", "explain", "json") if getattr(self, name)]) > 1:
-            raise UsageError(f"{' and '.join(given)} exclude each other: give one of them")
+        if len(asked := [f"--{name}" for name in ("snippet", "explain", "json") if getattr(self, name)]) > 1:
+            raise UsageError(f"{' and '.join(asked)} exclude each other: give one of them")
         base, base_notes = read_base(self.base, self.base_config)
         shape, notes = read_shape(self.to, "--to")
         learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
@@ -95,12 +94,11 @@ class Scale(TunedTheory):
         remarks += [TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else []
         remarks = list(dict.fromkeys([*remarks, *table.outside]))
         if self.json:
-            print(json.dumps(as_json(parametrization, table, hyperparameters, remarks), indent=1))
+            print(json.dumps(as_json(table, hyperparameters, remarks, self.richness), indent=1))
         elif self.explain:
-            told = [
-                explain(row, parametrization, table, hyperparameters, self.learning_rate is None) for row in table.rows
-            ]
-            print(wrap_output("\n".join([*told, *(f"note: {remark}" for remark in remarks)])))
+            given = (table, hyperparameters, self.richness, self.learning_rate is None)
+            told = [*(explain(row, *given) for row in table.rows), *(f"note: {remark}" for remark in remarks)]
+            print(wrap_output("\n".join(told)))
         else:
             print_table(parametrization, table, hyperparameters, remarks, factors=self.learning_rate is None)
         return 0
@@ -150,7 +148,7 @@ def _describe_own_rates(table: "Table", tuned: "BaseHyperparameters") -> list[st
 
 
 def as_json(
-    p: "Parametrization", table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]"
+    table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]", richness: float
 ) -> dict[str, object]:
     """Return the table with its factors and the hyperparameters that they give."""
     data = table.as_dict() | {"outside": list(remarks)}
@@ -158,37 +156,26 @@ def as_json(
     data["base_hyperparameters"] = _tuned(tuned) | rates | ({"muon": _tuned(tuned.muon)} if tuned.muon else {})
     for row, shown in zip(table.rows, data["rows"], strict=True):
         shown["absolute"] = _absolute(row, tuned)
-        shown["explanation"] = explain(row, p, table, tuned)
+        shown["explanation"] = explain(row, table, tuned, richness)
     data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
     return data
 
 
-def explain(
-    row: "Row", p: "Parametrization", table: "Table", tuned: "BaseHyperparameters", factors: bool = False
-) -> str:
-    """Say in a sentence what the learning rate of a row is, and which sizes make it so.
+def explain(row: "Row", table: "Table", tuned: "BaseHyperparameters", richness: float, factors: bool = False) -> str:
+    """Say in a sentence what the learning rate of a row is, and which sizes make it so."""
+    from manyheads.scaling.parametrization.power_laws import SYMBOLS, Power
 
-    Examples
-    --------
-    >>> from manyheads.scaling import BaseHyperparameters, Parametrization
-    >>> p = Parametrization(base=(8, 4, 2))
-    >>> table = p.table((8, 12, 2))
-    >>> explain(table["value"], p, table, BaseHyperparameters(3e-3))
-    'value: learning rate 0.003 → 0.001, because fan-in grows 3 times'
-    """
-    base, shape, law = table.base, table.shape, _law(row, "learning_rate", p.richness)
-    before, now = (tuned.rate_of((row.role,), row.rule) * each for each in (1, row.learning_rate))
-    rate = f"× {_number(row.learning_rate)}" if factors else f"{_number(before)} → {_number(now)}"
-    ratios = {"γ": p.richness}
-    for letter, name in (*SIZES, ("K", "group_heads"), ("F", "hidden")):
-        old, new = getattr(base, name), getattr(shape, name)
-        ratios[letter] = new / old if old and new else ratios["D"]  # K and H are always given
+    law, rate = _law(row, "learning_rate", richness), tuned.rate_of((row.role,), row.rule)
+    said = f"× {_number(row.learning_rate)}" if factors else f"{_number(rate)} → {_number(rate * row.learning_rate)}"
+    ratios = {letter: Power(**{size: 1}).ratio(table.shape, table.base, richness) for size, letter in SYMBOLS.items()}
     fan_in = {"output": ratios["N"] * ratios["H"], "mlp_out": ratios["F"]}.get(row.role, ratios["D"])
-    if law != "1" and fan_in != 1 and abs(row.learning_rate * fan_in - 1) < 1e-9:
-        return f"{row.role}: learning rate {rate}, because fan-in {_grown(fan_in)}"
     told = [f"{letter} {_grown(ratio)}" for letter, ratio in ratios.items() if letter in law and ratio != 1]
-    cause = f"follows {law}, and {' and '.join(told) or 'none of these changes'}" if law != "1" else "follows no size"
-    return f"{row.role}: learning rate {rate}, because it {cause}"
+    cause = f"it follows {law}, and {' and '.join(told) or 'none of these changes'}"
+    if law == "1":
+        cause = "it follows no size"
+    elif fan_in != 1 and abs(row.learning_rate * fan_in - 1) < 1e-9:
+        cause = f"fan-in {_grown(fan_in)}"
+    return f"{row.role}: learning rate {said}, because {cause}"
 
 
 def _grown(ratio: float) -> str:

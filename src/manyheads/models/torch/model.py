@@ -11,7 +11,7 @@ from os import PathLike
 from typing import Any
 
 from manyheads.errors import UsageError
-from manyheads.models.architecture import apply_role_map, join_parameters, read_architecture, read_names, read_roles
+from manyheads.models.architecture import join_parameters, match_roles, read_architecture, read_names, read_roles
 from manyheads.models.families import FAMILIES, UNSUPPORTED
 from manyheads.models.parts import UNDERIVED, Architecture, ForwardMultipliers, Parameter
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
@@ -21,7 +21,6 @@ from manyheads.transformer.shape import Shape
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Of those that prefix names, what may stand around a part of a model as well, a compiled block."""
-UNKNOWN = Shape(1, 1, 1)  # until it is read off the tensors
 
 
 @dataclass(frozen=True)
@@ -61,24 +60,26 @@ def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel
     trained = [group for group in names.values() if group[0] not in frozen]
     resting = [group for group in names.values() if group[0] in frozen]
     roles = read_roles(reading.roles) if isinstance(reading.roles, str | PathLike) else reading.roles
-    if roles is not None:
-        plain = apply_role_map(roles, shape or UNKNOWN, trained, resting)
-        if shape is None:
-            parts = {each.name: each.parts for each in (*plain.parameters, *plain.frozen)}
-            plain = replace(plain, shape=read_shape(model, parts, tensors, reading.heads))
-        architecture = _complete_parameters(plain, model, tensors)
-        _check_sizes(architecture, tensors, complete=not frozen)
-    elif (raw := read_raw(config)) is None:
-        architecture = _read_named(model, tensors, (trained, resting), shape, reading.heads)
-        architecture = _complete_parameters(architecture, model, tensors)
-    else:
+    if roles is None and (raw := read_raw(config)) is not None:
+        said = "the configuration says"
         architecture = _complete_parameters(read_architecture(raw, names.values(), frozen), model, tensors)
         scales = {name: float(module.scaling) for name, module in _attention(model, architecture).items()}
-    said = "its parameters say" if roles is None and raw is None else "the configuration says"
-    if roles is None and shape:
-        sizes = ("key_dim", "heads", "depth", "width")  # what was read says more
-        if any(getattr(shape, name) != getattr(architecture.shape, name) for name in sizes):
-            raise UsageError(f"shape={shape}, and {said} {architecture.shape}: leave shape out")
+    else:
+        said, facts = "its parameters say", {}
+        if roles is not None:
+            parts = match_roles(roles, trained, resting)
+        else:
+            named = read_names([*trained, *resting], frozen, type(model).__name__)
+            parts = {name: each for name, each in named.parts.items() if each[0] not in UNDERIVED}
+            facts = {"post_norm": named.post_norm, "interleaved": named.family.fused == "heads"}
+        heads = reading.heads or (shape.heads if shape else None)
+        sizes = shape if roles is not None and shape else read_shape(model, parts, tensors, heads)
+        architecture = _complete_parameters(join_parameters(parts, sizes, trained, resting, **facts), model, tensors)
+        if roles is not None:
+            _check_sizes(architecture, tensors, complete=not frozen)
+    own = ("key_dim", "heads", "depth", "width")  # what was read says more
+    if shape and any(getattr(shape, name) != getattr(architecture.shape, name) for name in own):
+        raise UsageError(f"shape={shape}, and {said} {architecture.shape}: leave shape out")
     kept, held = ({name: t for name, t in tensors.items() if (name in frozen) is each} for each in (False, True))
     return TorchModel(architecture, kept, scales, _padding(model, names), held)
 
@@ -88,36 +89,6 @@ def read_raw(config: Any) -> Mapping[str, Any] | None:
     raw = config.to_dict() if callable(getattr(config, "to_dict", None)) else None
     model_type = raw.get("model_type") if isinstance(raw, Mapping) else None
     return raw if isinstance(model_type, str) and model_type in {*FAMILIES, *UNSUPPORTED} else None
-
-
-def _read_named(
-    model: Module,
-    tensors: Mapping[str, Tensor],
-    groups: Sequence[Sequence[Sequence[str]]],
-    shape: Shape | None,
-    heads: int | None,
-) -> Architecture:
-    """Read a model by the names of its parameters; where these have several readings, by the one that its sizes fit."""
-    trained, resting = groups
-    frozen = {group[0] for group in resting}
-    readings = read_names([*trained, *resting], frozen, type(model).__name__)
-    fitting: list[Architecture] = []
-    refused = None
-    for named in readings:
-        parts = {name: each for name, each in named.parts.items() if each[0] not in UNDERIVED}
-        try:
-            found = read_shape(model, parts, tensors, heads or (shape.heads if shape else None))
-        except UsageError as error:
-            refused = refused or error
-            continue
-        facts = {"post_norm": named.post_norm, "interleaved": named.family.fused == "heads"}
-        fitting.append(join_parameters(parts, found, trained, resting, **facts))
-    if not fitting and refused:
-        raise refused
-    if len(fitting) > 1:
-        families = " and ".join(named.family.model_type for named in readings)
-        raise UsageError(f"the names of its parameters have other roles by {families}: give roles=")
-    return fitting[0]
 
 
 def find_unknown(model: Module) -> str:

@@ -18,6 +18,10 @@ from manyheads.scaling.torch.optimizer_groups import SAYS_NOTHING, divides, find
 from manyheads.transformer.shape import Shape
 
 ADAM_NAMES = ("adam", "adamw")
+THIRDS = (
+    "thirds of queries, keys and values: not judged whether all queries come first, then all keys, then all values, "
+    "which names do not tell"
+)
 SPLIT_KEYS = ("whole", "thirds", "heads", "head-columns")
 """What a group of a Muon that splits matrices may say under `split`: how it cuts them before it orthogonalizes."""
 
@@ -143,7 +147,8 @@ def _judge_block(
             return "its rows are head after head, each with its query, key and value: a third mixes all three", ()
         if split == "whole" and target.conflict:
             return f"queries, keys and values in one polar factor, and {target.conflict}: split the matrix", ()
-        return "", (FUSED,) if split == "whole" else ()
+        unknown = not architecture.family and split == "thirds"
+        return "", (FUSED,) if split == "whole" else (THIRDS,) if unknown else ()
     if roles == {"output"}:
         wanted = "head-columns" if p.muon.split == "heads" else "whole"
         if split in ("heads", "thirds"):

@@ -96,6 +96,7 @@ class _Probe(Hooks):
         self.softmax = False
         self.queries: list[tuple[str, list[Tensor]]] = []  # in every reading of their layout
         self.keys: list[list[Tensor]] = []
+        self.wrote: set[str] = set()  # projections that were called
         self.last: list[Tensor] = []  # outputs of the last norm
         self.embedded: list[Tensor] = []
 
@@ -139,6 +140,9 @@ class _Probe(Hooks):
             measured.unknown.append(f"{name} ({module}) does more than multiply by its weight")
             return None
         drawn, shape = self._uneven(output, positive=kind != "write"), self.read.architecture.shape
+        if kind == "write" and name in self.wrote:
+            self.found.branch.unknown.append(f"{name} is used more than once, and its gradient is a sum over its uses")
+        self.wrote.add(name)
         if kind == "write" and self.blocks:
             self.blocks[-1].written.append((name, drawn / own))
         elif kind == "write":
@@ -224,6 +228,9 @@ class _Probe(Hooks):
         table = self.swapped.double()
         outputs = getattr(result, "logits", None)
         outputs = first_tensor(result, len(table)) if outputs is None else outputs
+        if not self.last and any(each.closes for each in self.read.architecture.parameters):
+            measured.unknown.append("no output of the last norm, which would carry a factor, was seen")
+            return
         states = self.last or with_norms(self.stream[-1] if self.stream else None)
         for state in states if outputs is not None else ():
             pooled = (state, state[:, -1:], *((state.mean(1), state[:, 0], state[:, -1]) if state.dim() > 2 else ()))
