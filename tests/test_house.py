@@ -268,8 +268,8 @@ def test_modules_import_each_other_in_no_circle():
 
 
 SNAPSHOT = ROOT / "tests/public_names.txt"
-# what a hand-written page or a program that is written uses, what that returns, and 39 words to declare a study with
-MOST_NAMES = 155
+# what a hand-written page or a program that is written uses, what that returns, and 42 words to declare a study with
+MOST_NAMES = 158
 
 
 def public_names():
