@@ -172,9 +172,9 @@ class Count:
     def _model_cost(self) -> "tuple[Cost, dict[str, Json]]":
         from manyheads import costs
         from manyheads.costs.formulas.decoding import token_cost
+        from manyheads.costs.formulas.depth import crossover_length
         from manyheads.costs.formulas.memory import activation_bytes, embedding_table, matrix_parameters
         from manyheads.costs.formulas.model import layer_costs
-        from manyheads.costs.shapes import crossover_length
 
         if self.meta or self.shapes or self.trips is not None:
             raise UsageError(

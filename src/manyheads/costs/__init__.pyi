@@ -2,10 +2,10 @@ from .cost import Cost as Cost
 from .counting import count as count
 from .formulas.decoding import generation_cost as generation_cost
 from .formulas.decoding import kv_cache_bytes as kv_cache_bytes
+from .formulas.depth import sequential_depth as sequential_depth
 from .formulas.model import attention_cost as attention_cost
 from .formulas.model import layer_costs as layer_costs
 from .formulas.model import transformer_cost as transformer_cost
 from .shapes import Experts as Experts
 from .shapes import Latent as Latent
 from .shapes import ModelShape as ModelShape
-from .shapes import sequential_depth as sequential_depth

@@ -1,11 +1,10 @@
-"""Shapes: the integers of an architecture that its cost depends on, with its sequential depth and crossover length."""
+"""Shapes: the integers of an architecture that its cost depends on."""
 
 from dataclasses import MISSING, dataclass, field
-from fractions import Fraction
 from typing import Any, Literal
 
 from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
-from manyheads.errors import UsageError, check_integer
+from manyheads.errors import UsageError
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 Norm = Literal["layernorm", "rmsnorm", "none"]
@@ -160,9 +159,9 @@ class ModelShape:
         Values in an image patch that is projected to `width`; 0 means none.
     special_tokens, dropped_patches
         Positions that are not patches, such as a class token, and patches that are projected and then left out.
-    classes, token_classes, class_width
-        Rows of a classification head on one position of each sequence, and of one on every position that is not over
-        the vocabulary; 0 means none. Its inputs (None: `width`).
+    classes, class_width, token_classes
+        Rows of a classification head on one position of each sequence, 0 means none, and its inputs (None: `width`);
+        rows of a head on every position that is not over the vocabulary.
     pooled
         Whether a dense `d x d` layer and activation act on one position of each sequence.
     fixed_length
@@ -355,40 +354,6 @@ class PooledShape:
 
     def __post_init__(self) -> None:
         check_fields(self, "PooledShape: ")
-
-
-def sequential_depth(shape: ModelShape | RecurrentShape | PooledShape, length: int) -> int:
-    """Count the layers that must run one after the other for a sequence of `n` positions.
-
-    A recurrent network takes `n L_c`, the pooled MLP `L` and a tree of `ceil(log2 n)` sums, a transformer `L` blocks.
-    Heads and embeddings are left out.
-
-    Examples
-    --------
-    >>> [sequential_depth(shape, 1024) for shape in (RecurrentShape(8, 8), PooledShape(8, 8), ModelShape(2, 8, 2))]
-    [1024, 11, 2]
-    """
-    length = check_integer("length", length)
-    if isinstance(shape, RecurrentShape):
-        return length * shape.cell_layers
-    if isinstance(shape, PooledShape):
-        return shape.layers + (length - 1).bit_length()
-    return shape.layers
-
-
-def crossover_length(shape: ModelShape) -> Fraction:
-    """Return the length at which the attention core costs as much as the rest of a block: `n = (2 + r) d`.
-
-    In dense FLOPs: `2 n h d_k` multiply-adds a token against those of projections and MLP. The causal core, counted
-    exactly, gets there at about twice the length. Layers that differ are added up.
-
-    Examples
-    --------
-    >>> crossover_length(ModelShape(layers=12, width=768, heads=12)) == 6 * 768
-    True
-    """
-    rest = sum(kind.layers * (kind.projection_macs + kind.mlp_macs) for kind in shape.blocks)
-    return Fraction(rest, sum(kind.layers * (kind.query_width + kind.mixture_width) for kind in shape.blocks))
 
 
 # Elementwise operations of a value, and its transcendental functions, in the forward and in the backward pass, where

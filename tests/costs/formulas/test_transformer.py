@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from manyheads.costs import ModelShape, count, transformer_cost
 from manyheads.costs.conventions import Convention
+from manyheads.costs.formulas.depth import crossover_length
 from manyheads.costs.formulas.memory import stored_matrices
-from manyheads.costs.shapes import crossover_length
 from manyheads.errors import UsageError
 
 DENSE = Convention(causal="dense")

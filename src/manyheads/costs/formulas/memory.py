@@ -25,7 +25,8 @@ def matrix_parameters(shape: ModelShape) -> int:
         weights += embedding_table(shape)
     if inner != shape.width:
         weights += inner * shape.width * (2 if shape.projects_back else 1)
-    weights += (shape.class_width or shape.width) * (shape.classes + shape.token_classes)
+    weights += (inner if shape.projects_back else shape.width) * shape.token_classes
+    weights += (shape.class_width or shape.width) * shape.classes
     dense = shape.head_transform + shape.pooled
     return weights + shape.width * (shape.patch_features + dense * shape.width)
 

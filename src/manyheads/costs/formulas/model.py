@@ -190,7 +190,9 @@ def edge_parts(shape: ModelShape, call: Call) -> tuple[tuple[Part, ...], tuple[P
     if shape.unembedding:
         above.append(dense_part("unembedding", tokens, inner * shape.vocabulary))
     if shape.token_classes:
-        above.append(dense_part("token classes", tokens, (shape.class_width or width) * shape.token_classes))
+        above.append(
+            dense_part("token classes", tokens, (inner if shape.projects_back else width) * shape.token_classes)
+        )
     if shape.pooled:
         above.append(dense_part("pooler", call.batch, width * width, bias=width))
         above.append(activation_part(replace(shape, activation="tanh"), call.batch * width, "pooler activation"))

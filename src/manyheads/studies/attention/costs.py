@@ -15,8 +15,9 @@ import xarray as xr
 
 import manyheads.study as st
 from manyheads.costs import ModelShape, count, sequential_depth, transformer_cost
+from manyheads.costs.formulas.depth import crossover_length
 from manyheads.costs.jax.critical_path import longest_chain
-from manyheads.costs.shapes import PooledShape, RecurrentShape, crossover_length
+from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.studies.attention.baseline_flops import baseline_flops
 from manyheads.transformer.baselines import BaselineConfig, initialize_pooled, initialize_recurrent
 from manyheads.transformer.config import TransformerConfig
