@@ -78,6 +78,7 @@ def read_architecture(
         reason = "its last norm has no gain that is trained"
     trained, resting = (tuple(parameters[each]) for each in (False, True))
     facts: dict[str, Any] = {"root_width": known.config.root_width, "fixed_scale": family.fixed_scale}
+    facts |= {"normed": frozenset(["logit"] if family.bare_query_norms else [])}
     return Architecture(shape, trained, family.model_type, post, std, reason, frozen=resting, **facts)
 
 

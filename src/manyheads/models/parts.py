@@ -106,7 +106,7 @@ class Architecture:
     fixed_scale: bool = False  # whether logits are multiplied by a constant of the configuration
     frozen: tuple[Parameter, ...] = field(default=(), repr=False)  # not trained, as far as they are explained
     forward: ForwardMultipliers | None = None  # multiplied relative to the base, where a trace of both shows it
-    normed: frozenset[str] = frozenset()  # factors that a norm without a gain keeps from the weights before it
+    normed: frozenset[str] = frozenset()  # factors, logit or branch, that a norm without a gain keeps from the weights
 
     @property
     def normed_queries(self) -> bool:

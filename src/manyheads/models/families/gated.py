@@ -254,6 +254,7 @@ NANOCHAT = decoder(
     attention() + modules("layers.{layer}.mlp. fc1=mlp_in fc2=mlp_out", NEVER),
     plain_start=False,
     fixed_scale=True,
+    bare_query_norms=True,
 )
 NEMOTRON = decoder(
     "nemotron",

@@ -197,9 +197,8 @@ class Roles:
             self.refuse(gain, "one gain of queries and keys: it has two roles")
         elif kinds & {"query", "key"} and not x.stream:
             if not all(each.normed for each in before):
-                self.refuse(
-                    gain, "a trained factor of queries or keys without a norm before it: a temperature has no role"
-                )
+                what = "a trained factor of queries or keys without a norm before it"
+                self.refuse(gain, f"{what}: a temperature has no role")
             part = "query" if "query" in kinds else "key"
         elif x.stream and not x.wrote and "carried" in kinds:
             part = "embedding"
