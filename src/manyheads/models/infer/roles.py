@@ -6,7 +6,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 
-from manyheads.models.infer.trace import Product, Trace, Value
+from manyheads.models.infer.trace import Trace
+from manyheads.models.infer.values import Product, Value
 from manyheads.models.parts import LATENT
 
 BRANCH = dict.fromkeys(("query", "key", "value", "output", "query_down", "key_value_down"), "attention")

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from manyheads.models.infer.trace import INPUT, UNKNOWN, Trace, Value
+from manyheads.models.infer.trace import Trace
+from manyheads.models.infer.values import INPUT, UNKNOWN, Value
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import INNER
 from manyheads.models.torch.modules import inference
