@@ -87,6 +87,7 @@ def read_architecture(
         "root_width": known.config.root_width,
         "fixed_scale": family.fixed_scale,
         "interleaved": family.fused == "heads",
+        "normed": frozenset(["logit"] if family.bare_query_norms else []),
     }
     return Architecture(shape, trained, family.model_type, post, std, reason, frozen=resting, **facts)
 

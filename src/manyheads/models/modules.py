@@ -203,6 +203,7 @@ class Family:
     gain_offset: float = 0.0  # what norms add to their parameter to make a gain of it: 1 for Gemma's
     root_width: bool | str = False  # whether embeddings are multiplied by the root of the width
     fixed_scale: bool = False  # whether logits are multiplied by a number that does not follow the key dimension
+    bare_query_norms: bool = False  # whether queries are normalized without a gain
     gain_start: float = 1.0  # the gain at which norms start
     blank: tuple[Role, ...] = ()  # roles that start at zero here and elsewhere at random
     plain_start: bool = True  # whether all matrices start at the std that the configuration states

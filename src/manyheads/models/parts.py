@@ -110,7 +110,7 @@ class Architecture:
     interleaved: bool = False  # whether a matrix of queries, keys and values holds those of one head after another
     frozen: tuple[Parameter, ...] = field(default=(), repr=False)  # not trained, as far as they are explained
     forward: ForwardMultipliers | None = None  # multiplied relative to the base, where a trace of both shows it
-    normed: frozenset[str] = frozenset()  # factors that a norm without a gain keeps from the weights before it
+    normed: frozenset[str] = frozenset()  # factors, logit or branch, that a norm without a gain keeps from the weights
 
     @property
     def normed_queries(self) -> bool:

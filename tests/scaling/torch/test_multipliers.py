@@ -581,3 +581,17 @@ def test_a_multiplier_of_the_positions_is_measured_and_refused(first, multiplier
         assert "places.table multiplies its positions by 8, and folded=True expects 1 in every layer" in said
     same_width = refusal(model, roles, HEADS, Parametrization(base=Shape(16, 4, 2))) if multiplier != 1 else ""
     assert not same_width or "positions by 8, and 1 in every layer is expected, as D stays" in same_width
+
+
+def test_a_family_whose_queries_are_normalized_without_gains_scales_its_logits_itself():
+    """A factor in the weights before the norm has no effect: nanochat."""
+    from tests.models import tiny
+
+    from manyheads.scaling import scale_logits
+
+    model = tiny.build("nanochat", key_dim=16, heads=4, layers=2, width=64, hidden=192, key_value_heads=2)
+    p = Parametrization(base=Shape(8, 4, 2))
+    with pytest.raises(UsageError, match=r"0\.7071 on the logits would have no effect .*: scale_logits\)"):
+        torch_groups(p, model, TUNED)
+    scale_logits(model, p)
+    assert torch_groups(p, model, TUNED)

@@ -164,3 +164,20 @@ def test_an_operation_without_a_rule_leaves_everything_open():
     assert not numbers
     assert set(unknown) >= {"logit", "branch", "hidden"}
     assert "enters the operation" in unknown["logit"][0]
+
+
+def test_a_sharded_model_is_read(tmp_path):
+    from tests.scaling.torch_models import PLAIN, plain
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/gloo", rank=0, world_size=1)
+    try:
+        model, mesh = plain(SHAPE, 7, 6, (0.3, 0.11, 0.7)), init_device_mesh("cpu", (1,))
+        for part in (*model.blocks, model):
+            fully_shard(part, mesh=mesh)
+        read = read_multipliers(model, read_model(model, ModelOptions(PLAIN, SHAPE)))
+    finally:
+        torch.distributed.destroy_process_group()
+    numbers = [set(each.values.values()) for each in (read.branch, read.logit, read.output)]
+    assert numbers == [{0.3}, {0.11}, {0.7}]

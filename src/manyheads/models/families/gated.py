@@ -188,6 +188,7 @@ NANOCHAT = decoder(
     final=(),
     plain_start=False,
     fixed_scale=True,
+    bare_query_norms=True,
 )
 BOTH_NORMS = modules("layers.{layer}. input_layernorm=attention_norm post_attention_layernorm=mlp_norm")
 _NEMOTRON = {"eps": ("norm_eps", 1e-6), "rotary_fraction": 0.5, **_BIASES}

@@ -103,15 +103,10 @@ def infer_roles(build: Callable[..., Any], base: Shape | Sequence[int], example:
     inside = find_blocks(*([name for name, _ in models[place].named_parameters()] for place in (0, -1)))
     traced = [TracedModel(model, example, inside) for model in models]
     first, reasons = traced[0], []
-    sides = {
-        name: tuple(
-            _follow(
-                [tuple(each.tensors[name].shape)[axis : axis + 1] if name in each.tensors else () for each in traced]
-            )
-            for axis in range(tensor.dim())
-        )
-        for name, tensor in first.tensors.items()
-    }
+    sides = {}
+    for name, tensor in first.tensors.items():
+        shown = [tuple(each.tensors[name].shape) if name in each.tensors else () for each in traced]
+        sides[name] = tuple(_follow([each[axis : axis + 1] for each in shown]) for axis in range(tensor.dim()))
     first.find_starts(sides)
     for asked, other in zip(shapes, traced, strict=True):
         shape, words = other.shape, f"build({asked.key_dim}, {asked.heads}, {asked.depth})"

@@ -13,8 +13,9 @@ from typing import Any
 
 from manyheads.errors import UsageError
 from manyheads.models.infer.roles import READS_STREAM
-from manyheads.models.infer.trace import UNKNOWN, Trace
+from manyheads.models.infer.trace import Trace
 from manyheads.models.infer.traced_model import trace_model
+from manyheads.models.infer.values import UNKNOWN
 from manyheads.models.torch.lazy_torch import Module, torch
 from manyheads.models.torch.model import TorchModel
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 
-from manyheads.models.infer.trace import Product, Trace, Value
+from manyheads.models.infer.trace import Trace
+from manyheads.models.infer.values import Product, Value
 from manyheads.models.names import join_layers
 from manyheads.models.parts import LATENT
 
@@ -186,9 +187,8 @@ class Roles:
             self.refuse(gain, "one gain of queries and keys: it has two roles")
         elif kinds & {"query", "key"} and not x.stream:
             if not all(each.normed for each in before):
-                self.refuse(
-                    gain, "a trained factor of queries or keys without a norm before it: a temperature has no role"
-                )
+                what = "a trained factor of queries or keys without a norm before it"
+                self.refuse(gain, f"{what}: a temperature has no role")
             part = "query" if "query" in kinds else "key"
         elif x.stream and not x.wrote and "carried" in kinds:
             part = "embedding"

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from manyheads.models.infer.trace import INPUT, UNKNOWN, Trace, Value
+from manyheads.models.infer.trace import Trace
+from manyheads.models.infer.values import INPUT, UNKNOWN, Value
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.model import INNER
 from manyheads.models.torch.modules import inference
 
 OPERATIONS = """
@@ -32,11 +34,15 @@ POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0, "square": 2.0}
 MOST_INDICES = 100  # by which slices are told apart
 
 
-def trace_module(
-    model: Module, names: Mapping[int, str], arguments: tuple[Any, ...], named: Mapping[str, Any]
-) -> Trace:
-    """Run one forward pass and return its trace; `names` are those of parameters by their id."""
-    operations = _Operations(model, names)
+def name_parameters(model: Module) -> dict[str, Tensor]:
+    """Return the parameters of a model by name, wrappers left out."""
+    names = ((name.split("."), tensor) for name, tensor in model.named_parameters())
+    return {".".join(piece for piece in pieces if piece not in INNER): tensor for pieces, tensor in names}
+
+
+def trace_module(model: Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Trace:
+    """Run one forward pass and return its trace."""
+    operations = _Operations(model)
 
     class Mode(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -71,6 +77,10 @@ def _outputs(result: Any) -> list[Tensor]:
     return [each for each in _tensors(result) if each.is_floating_point()]
 
 
+def _address(tensor: Tensor) -> int:
+    return int(getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr())  # of a DTensor, its share
+
+
 def _numeric(tensor: Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
@@ -103,23 +113,30 @@ def _place(before: list[int], axis: int, after: list[int]) -> int:
 class _Operations:
     """Operations of PyTorch, in the terms of a `Trace`."""
 
-    def __init__(self, model: Module, names: Mapping[int, str]) -> None:
+    def __init__(self, model: Module) -> None:
         self.trace, self.model = Trace(), model
         self.values: dict[int, Value | None] = {}
         self.alive: list[Tensor] = []  # so that no id is used twice
         self.stored: dict[int, list[int]] = defaultdict(list)  # address of a storage → ids of its tensors
-        for tensor in model.parameters():
-            self.keep(tensor, Value(parameters=frozenset([names[id(tensor)]])))
+        self.find_parameters()
+
+    def find_parameters(self) -> None:
+        """Find parameters that are new: those of a sharded model are gathered as its modules run."""
+        for name, tensor in name_parameters(self.model).items():
+            if id(tensor) not in self.values:
+                self.keep(tensor, Value(parameters=frozenset([name])))
 
     def value(self, x: Any) -> Value | None:
         """Return the value of a tensor; None for constants."""
+        if isinstance(x, torch.nn.Parameter) and id(x) not in self.values:
+            self.find_parameters()
         return self.values.get(id(x)) if isinstance(x, torch.Tensor) else None
 
     def keep(self, tensor: Tensor, value: Value | None) -> None:
         """Set the value of a tensor."""
         self.alive.append(tensor)
         self.values[id(tensor)] = value
-        self.stored[tensor.untyped_storage().data_ptr()].append(id(tensor))
+        self.stored[_address(tensor)].append(id(tensor))
 
     def see(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         """See one operation and its result."""
@@ -134,7 +151,7 @@ class _Operations:
         for number, tensor in enumerate(tensors):
             own = (made[number] if isinstance(made, list) else made) if _numeric(tensor) else None
             if in_place and own is not None and tensor.numel():
-                for other in self.stored[tensor.untyped_storage().data_ptr()]:
+                for other in self.stored[_address(tensor)]:
                     old = self.values[other]
                     if old is not None and old.parameters:
                         self.trace.refuse(f"{self.trace.one(old)} is written to in the forward pass")

@@ -10,12 +10,11 @@ from typing import Any
 
 from manyheads.errors import UsageError
 from manyheads.models.infer.roles import Roles
-from manyheads.models.infer.torch_trace import trace_module
+from manyheads.models.infer.torch_trace import name_parameters, trace_module
 from manyheads.models.infer.trace import Trace
 from manyheads.models.names import join_layers
 from manyheads.models.parts import PARTS, Architecture, ForwardMultipliers, Parameter, init_of
 from manyheads.models.torch.lazy_torch import Tensor, torch
-from manyheads.models.torch.model import INNER
 from manyheads.transformer.shape import Shape
 
 TOKENS, FEWER = 7, 5  # lengths of the two sequences that are tried where no example is given
@@ -35,9 +34,8 @@ class TracedModel:
         for name, found in self.trace.added.items():
             for kind, beside in found:
                 rows = self.tensors[beside].numel() if beside in self.tensors else math.inf
-                rows //= (
-                    self.roles.uses[beside][0].fan_in or rows if kind == "bias" and beside in self.roles.uses else 1
-                )
+                fan_in = self.roles.uses[beside][0].fan_in or rows if beside in self.roles.uses else 1
+                rows //= fan_in if kind == "bias" else 1
                 if kind in ("shift", "bias") and 1 < rows < self.tensors[name].numel():
                     self.roles.refuse(name, f"it is added to {beside} with a row for each position: this has no role")
         if not any(kinds & {"embedding", "patch"} for kinds in self.trace.tables.values()):
@@ -111,9 +109,8 @@ class TracedModel:
             for name, number in by_name.items():
                 parts = self.parts.get(str(name), ())
                 label = {"branch": "+".join(parts), "inner": str(name), "position": str(name)}.get(kind, "")
-                if math.isnan(number) and kind in ("inner", "position"):
-                    continue
-                if kind == "stream" or (kind == "output" and "unembedding" not in parts):
+                other = kind == "stream" or (kind == "output" and "unembedding" not in parts)
+                if other or (math.isnan(number) and kind in ("inner", "position")):
                     continue
                 numbers = found[kind][label]
                 if not any(math.isclose(number, each, rel_tol=1e-6) for each in numbers):
@@ -132,10 +129,8 @@ class TracedModel:
             for name, mine in here[kind].items():
                 theirs = base.alike(name, before[kind])
                 if theirs and not any(_same(mine, each) for each in theirs):
-                    said = (
-                        f"{name} is multiplied by {_list(mine)} {where} at {words} and {_list(theirs[0])} at the base"
-                    )
-                    reasons.append(f"{said}: this has no role")
+                    said = f"{_list(mine)} {where} at {words} and {_list(theirs[0])} at the base"
+                    reasons.append(f"{name} is multiplied by {said}: this has no role")
         return reasons
 
     def forward(self, base: TracedModel) -> ForwardMultipliers:
@@ -179,15 +174,12 @@ class TracedModel:
         reason = f"{len(ends)} norms are read by the tied read-out alone" if tied and len(ends) != 1 else ""
         if tied and trace.post_norm and "hidden" not in held:
             reason = "no norm of its own stands before it"
-        ends += [
-            name for name, found in trace.added.items() if any(each in ends for kind, each in found if kind == "shift")
-        ]
+        shifts = {name: {each for kind, each in found if kind == "shift"} for name, found in trace.added.items()}
+        ends += [name for name, gains in shifts.items() if gains & set(ends)]
         made: dict[bool, list[Parameter]] = {True: [], False: []}
         for name, parts in self.parts.items():
-            both, start = (
-                {"embedding", "unembedding"} <= set(parts),
-                base.starts.get(name, base.starts.get(join_layers(name), 1.0)),
-            )
+            both = {"embedding", "unembedding"} <= set(parts)
+            start = base.starts.get(name, base.starts.get(join_layers(name), 1.0))
             if parts:
                 closes, offset = tied and not reason and name in ends, trace.offsets.get(name, 0.0)
                 value, axes = None if start == 1 else start, self.tensors[name].dim()
@@ -197,12 +189,8 @@ class TracedModel:
         eaten = {"logit"} if any(core.query.normed for core in trace.cores) and "query_gain" not in held else set()
         eaten |= {"branch"} if any(each.normed and not each.gains for each in branches) else set()
         assert self.shape is not None
-        facts: dict[str, Any] = {
-            "post_norm": trace.post_norm,
-            "open_end": reason,
-            "forward": self.forward(base),
-            "normed": frozenset(eaten),
-        }
+        facts: dict[str, Any] = {"forward": self.forward(base), "normed": frozenset(eaten)}
+        facts |= {"post_norm": trace.post_norm, "open_end": reason}
         return Architecture(self.shape, tuple(made[True]), frozen=tuple(made[False]), **facts)
 
 
@@ -225,15 +213,13 @@ def _list(numbers: Iterable[float]) -> str:
 
 def trace_model(model: Any, example: Any = None) -> tuple[dict[str, Tensor], Trace]:
     """Return the parameters of a model by name, wrappers left out, and the trace of one forward pass."""
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in model.named_parameters():
-        tensors[".".join(piece for piece in name.split(".") if piece not in INNER)] = tensor
+    tensors = name_parameters(model)
     if meta := [name for name, tensor in tensors.items() if tensor.is_meta]:
         raise UsageError(f"{meta[0]} is on the device meta: build the model on a device that holds numbers")
     failed = []
     for arguments, named in _examples(model, example):
         try:
-            return tensors, trace_module(model, {id(t): name for name, t in tensors.items()}, arguments, named)
+            return tensors, trace_module(model, arguments, named)
         except Exception as error:  # whatever a model raises for a batch that it does not take
             failed.append(error)
     said = f"{type(failed[0]).__name__}: {str(failed[0]).partition(chr(10))[0][:150]}"

@@ -136,6 +136,8 @@ def parameter_targets(
         _refuse_latent(p, shape)
     forward = forward or usual_multipliers(p, shape)
     missing = missing_multipliers(p, shape, forward)
+    for name in sorted(architecture.normed):
+        refuse_folding(name, getattr(missing, name))
     closing = missing.output * forward.embedding  # a tied table holds one over the second, and needs both behind it
     if architecture.open_end and closing != 1:
         tied = next((parameter.name for parameter in architecture.parameters if parameter.tied), "a frozen table")
@@ -148,6 +150,16 @@ def parameter_targets(
         _target(parameter, p, factors, (missing, forward), hyperparameters, architecture)
         for parameter in architecture.parameters
     )
+
+
+def refuse_folding(name: str, missing: float) -> None:
+    """Refuse a factor on logits or branches that no weight can carry."""
+    if abs(missing - 1) > 1e-6:
+        keep = {"logit": "logits", "branch": "branches"}[name], {"logit": "key dimension", "branch": "depth"}[name]
+        raise UsageError(
+            f"the factor {missing:.4g} on the {keep[0]} would have no effect in a weight: a norm without gains stands "
+            f"behind it; keep the {keep[1]} of the base, or multiply in the model (logits of a family: scale_logits)"
+        )
 
 
 def _refuse_latent(p: Parametrization, shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""Factors of the forward pass, measured by function at two shapes: applied, folded into weights, both or neither."""
+"""Factors of the forward pass, read off traces at two shapes: applied, folded into weights, both or neither."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class FactorUse:
     axis: Axis
     shape: Shape
     wanted: float
-    forward: float | None  # what the forward pass multiplies, measured by function
+    forward: float | None  # what the forward pass multiplies, read off its trace
     weights: float | None  # by what the weights behind it start
     state: State
     reason: str = ""  # why it is not known

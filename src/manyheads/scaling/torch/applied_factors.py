@@ -19,6 +19,7 @@ from manyheads.scaling.parametrization.targets import (
     forward_multipliers,
     missing_multipliers,
     parameter_targets,
+    refuse_folding,
     usual_multipliers,
 )
 from manyheads.transformer.shape import Shape
@@ -130,12 +131,8 @@ def check_base(p: Parametrization, here: Shape, base: Shape) -> None:
 def _refuse_uncarried(p: Parametrization, read: TorchModel, forward: ForwardMultipliers) -> None:
     """Refuse a factor to be folded that no weight can carry."""
     for name in ("logit", "branch"):
-        missing = getattr(missing_multipliers(p, read.architecture.shape, forward), name)
-        if abs(missing - 1) > 1e-6 and (name in read.architecture.normed or not _carried(name, read)):
-            raise UsageError(
-                f"the factor {missing:.4g} on the {WORDS[name]} would have no effect in a weight: a norm without gains "
-                f"stands behind it; {KEEP[name]}, or multiply in the model"
-            )
+        if not _carried(name, read):
+            refuse_folding(name, getattr(missing_multipliers(p, read.architecture.shape, forward), name))
 
 
 def _judge_branches(found: ForwardPass, p: Parametrization, shape: Shape) -> list[str]:
