@@ -370,7 +370,7 @@ def test_names_that_mislead_are_refused(lie):
 
 def test_wiring_under_the_same_names_is_measured():
     deep, wide = Parametrization(base=(8, 4, 1)), Parametrization(base=(4, 4, 3))
-    with pytest.raises(UsageError, match="a norm may stand behind them"):
+    with pytest.raises(UsageError, match="a norm stands behind it"):
         torch_groups(deep, build(LLAMA, post=True), TUNED)
     with pytest.raises(UsageError, match="multiplies its logits by"):
         torch_groups(wide, build(LLAMA, scaled=2.0), TUNED)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyheads.errors import UsageError
-from manyheads.models.infer.roles import READS_STREAM
+from manyheads.models.infer.roles import READS_STREAM, SHARED, Roles
 from manyheads.models.infer.trace import Trace
 from manyheads.models.infer.traced_model import trace_model
 from manyheads.models.infer.values import UNKNOWN
+from manyheads.models.names import join_layers
+from manyheads.models.parts import Architecture, Parameter
 from manyheads.models.torch.lazy_torch import Module, torch
 from manyheads.models.torch.model import TorchModel
 
@@ -31,6 +33,8 @@ UNSEEN = {
 }
 WRITTEN_OUT = ((1.0, 1.0), (0.5, 1.0), (0.5**0.5, 0.5**0.5), (1 / 1.702, 1.702))
 """x f(x) of SiLU, GELU by tanh, by erf and by a sigmoid: the factor of x over that in f, and that in f."""
+ONE_TRACE = {"hidden": "unembedding", "hidden_bias": "unembedding_bias", "blank": "marker"}
+"""Part → what a trace at one shape shows as well."""
 
 
 @dataclass
@@ -56,6 +60,8 @@ class ForwardPass:
     value: Multiplier = field(default_factory=Multiplier)
     hidden: Multiplier = field(default_factory=Multiplier)
     accuracy: float = ACCURACY
+    roles: Roles | None = None  # as traced; None where they are known, or the trace is lost
+    acting: tuple[Parameter, ...] = ()  # trained, with the parts of the trace
 
 
 def read_multipliers(model: Module, read: TorchModel, example: Any = None) -> ForwardPass:
@@ -63,15 +69,37 @@ def read_multipliers(model: Module, read: TorchModel, example: Any = None) -> Fo
     rounding = max(torch.finfo(t.dtype).eps for t in read.tensors.values() if t.is_floating_point())
     found = ForwardPass(accuracy=max(ACCURACY, rounding))
     try:
-        trace = trace_model(model, example)[1]
+        tensors, trace = trace_model(model, example)
         lost = [reason for reason in trace.refused if "the operation" in reason]
     except UsageError as error:
         trace, lost = Trace(), [str(error)]
     if lost:
-        every = {name: Multiplier(unknown=lost[:1]) for name in vars(found).keys() - {"accuracy"}}
-        return ForwardPass(**every, accuracy=found.accuracy)
+        for each in vars(found).values():
+            if isinstance(each, Multiplier):
+                each.unknown += lost[:1]
+        return found
+    if not read.architecture.family and read.architecture.forward is None:
+        found.roles = Roles(trace, tensors, frozenset(map(join_layers, tensors)) - tensors.keys())
+        found.acting = show_parts(read.architecture, found.roles)
     _Reader(found, trace, read).read()
     return found
+
+
+def show_parts(architecture: Architecture, roles: Roles) -> tuple[Parameter, ...]:
+    """Return the trained parameters with the parts of a trace, where it shows one that differs.
+
+    Of as many queries as keys neither is first: the same logits are their product in both orders.
+    """
+    found, shape = [], architecture.shape
+    for parameter in architecture.parameters:
+        named = [*parameter.parts, *["unembedding"] * parameter.tied]
+        shown = [] if parameter.name in roles.why else roles.parts.get(parameter.name, [])
+        first = "query" if shape.group_heads < shape.heads else "key"
+        one, other = (sorted(part.replace("query", first) for part in some) for some in (named, shown))
+        if shown and one != other and [ONE_TRACE.get(part) for part in named] != shown:
+            parameter = replace(parameter, parts=tuple(shown), tied=False, closes=False)
+        found.append(parameter)
+    return tuple(found)
 
 
 class _Reader:
@@ -79,9 +107,10 @@ class _Reader:
 
     def __init__(self, found: ForwardPass, trace: Trace, read: TorchModel) -> None:
         self.found, self.trace = found, trace
-        parameters = (*read.architecture.parameters, *read.architecture.frozen)
-        self.parts = {each.name: {*each.parts, *(["unembedding"] * each.tied)} for each in parameters}
         self.matrices = {name for name, tensor in {**read.tensors, **read.frozen}.items() if tensor.dim() > 1}
+        self.parameters = (*read.architecture.parameters, *read.architecture.frozen)
+        acting = [each for each in found.acting if each.name in self.matrices]  # gains carry factors by their names
+        self.parts = {each.name: {*each.parts, *(["unembedding"] * each.tied)} for each in (*self.parameters, *acting)}
 
     def read(self) -> None:
         """Read all multipliers."""
@@ -91,12 +120,18 @@ class _Reader:
                 post = self.has(branch.gains, "attention_post_gain", "mlp_post_gain")
                 hidden = self.trace.post_norm or (branch.normed and not post)
                 why = "what is added to the stream does not follow {}" + ": a norm stands behind it" * hidden
+                if (roles := self.found.roles) and SHARED in (reason := roles.why.get(weight, "")):
+                    hidden, why = True, f"{{}}: {reason}"
                 self.keep("branch", weight, UNKNOWN if hidden else branch.own, why)
         for weight, number in self.trace.scales["output"].items():
             if self.has([weight], "unembedding"):
                 self.keep("output", weight, number, "the outputs do not follow {}")
         for weight, number in self.trace.scales["stream"].items():
             self.keep("stream", weight, number, "the stream to which {} adds does not follow the block before it")
+        for weight in {product.weight for product in self.trace.products} - self.trace.writes.keys():
+            if self.has([weight], "output", "mlp_out"):
+                self.keep("branch", weight, UNKNOWN, "what {} puts out is not added to a stream")
+        self.read_closing()
         self.read_tables()
         self.read_inputs()
         for kind, reason in UNSEEN.items():
@@ -111,6 +146,16 @@ class _Reader:
             self.found.logit.normed |= query.normed and not self.has(query.gains, "query_gain")
             scale = self.trace.scales["logit"][number] / (query.taken * core.key.taken)
             self.keep("logit", name, scale, "the logits do not follow what {} puts out")
+
+    def read_closing(self) -> None:
+        """Check that a tied table reads the norm that would carry its multiplier, and nothing else does."""
+        tied = {name for name in self.trace.scales["output"] if self.has([name], "unembedding")}
+        for name in [each.name for each in self.parameters if each.closes and each.start == "one"]:
+            readers = {weight for _, weight in self.trace.readers.get(name, ())}
+            uses = [name in product.x.gains for product in self.trace.products if product.weight in tied]
+            if not readers or readers - tied or not all(uses):
+                reason = f"no output of the last norm, {shorten(name)}, alone reaches the unembedding"
+                self.found.output.unknown.append(reason)
 
     def read_tables(self) -> None:
         """Read the multipliers of embeddings and positions, fixed ones as well."""

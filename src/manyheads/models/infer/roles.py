@@ -14,6 +14,8 @@ BRANCH = dict.fromkeys(("query", "key", "value", "output", "query_down", "key_va
 BRANCH |= dict.fromkeys(("mlp_in", "mlp_gate", "router"), "mlp") | dict.fromkeys(("unembedding", "hidden"), "final")
 BRANCH |= dict.fromkeys(("query_up", "key_value_up", "mlp_out"), "inner")
 READS_STREAM = {"query", "key", "value", "query_down", "key_value_down", "mlp_in", "mlp_gate", "router"}
+SHARED, UNUSED = "shared layers are not derived", "not used in the traced forward pass"
+"""In reasons why a parameter has no part: it may have the one that its name says."""
 ORDER = ("query", "key", "value", "mlp_gate", "mlp_in")
 
 
@@ -48,7 +50,7 @@ class Roles:
             self.read_added(name, dict.fromkeys(found))
         for name, parts in self.parts.items():
             if not parts:
-                reason = "not used in the traced forward pass; freeze it, remove it, or give an example that uses it"
+                reason = f"{UNUSED}; freeze it, remove it, or give an example that uses it"
                 self.why.setdefault(name, reason)
             parts.sort(key=lambda each: ORDER.index(bare) if (bare := each.removesuffix("_bias")) in ORDER else 9)
 
@@ -98,7 +100,7 @@ class Roles:
             self.parts[name] = [each for each in parts if each in LATENT] or parts
         for name, cores in users.items():
             if name in self.parts and len(cores) > len(slices[name]):
-                self.refuse(name, f"one weight serves {len(cores)} attention layers; shared layers are not derived")
+                self.refuse(name, f"one weight serves {len(cores)} attention layers; {SHARED}")
 
     def refuse_mixed(self, side: str, value: Value, sides: dict[str, Value]) -> None:
         """Refuse sides of a core that are no plain product of weights."""
@@ -158,7 +160,7 @@ class Roles:
         for weight, branches in trace.writes.items():
             written = {each.part for branch in branches for each in branch.sources if each.name == weight}
             if len(branches) > len(written):
-                self.refuse(weight, f"one weight ends {len(branches)} branches; shared layers are not derived")
+                self.refuse(weight, f"one weight ends {len(branches)} branches; {SHARED}")
         widths = {name: some[0].fan_in for name, some in self.uses.items() if set(self.parts[name]) & READS_STREAM}
         widths = {name: size for name, size in widths.items() if self.level[name] == 1}
         self.width = Counter(widths.values()).most_common(1)[0][0] if widths else None
@@ -182,7 +184,7 @@ class Roles:
         if len({(each.part, each.wrote, each.starts) for each in before if each.stream}) > len(
             {each.part for each in before}
         ):
-            self.refuse(gain, "one norm serves several points of the stream; shared layers are not derived")
+            self.refuse(gain, f"one norm serves several points of the stream; {SHARED}")
         if {"query", "key"} <= kinds:
             self.refuse(gain, "one gain of queries and keys: it has two roles")
         elif kinds & {"query", "key"} and not x.stream:

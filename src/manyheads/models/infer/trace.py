@@ -235,6 +235,8 @@ class Trace:
             if x.scores and not x.pattern:
                 self.refuse("logits are normalized before their softmax: this has no derivation")
             scale = x.scale * statistic.scale if statistic.degree == -1 else UNKNOWN
+            for name in x.gains - statistic.gains:  # w x / |x| is a gain behind the norm
+                self.gains[name] = [replace(each, normed=True) for each in self.gains[name]]
             return x if x.scores else replace(x, normed=True, scale=scale, taken=1.0)
         if a.scores or b.scores:
             if not (a.scores and b.scores):

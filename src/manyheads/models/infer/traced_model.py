@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from manyheads.errors import UsageError
-from manyheads.models.infer.roles import Roles
+from manyheads.models.infer.roles import UNUSED, Roles
 from manyheads.models.infer.torch_trace import name_parameters, trace_module
 from manyheads.models.infer.trace import Trace
 from manyheads.models.names import join_layers
@@ -152,11 +152,11 @@ class TracedModel:
 
     def reasons(self) -> list[str]:
         """Return why the model has no roles; frozen parameters may be unused."""
-        idle, others = "not used in the traced", " ".join(self.trace.refused)
+        others = " ".join(self.trace.refused)
         said = [
             f"{name}: {reason}"
             for name, reason in self.roles.why.items()
-            if reason and not (reason.startswith(idle) and (name in others or not self.tensors[name].requires_grad))
+            if reason and not (reason.startswith(UNUSED) and (name in others or not self.tensors[name].requires_grad))
         ]
         for name, parts in self.parts.items():
             said += [f"{name}: {part} has no derived role" for part in parts if part not in PARTS]

@@ -17,7 +17,7 @@ gradient descent. Decoupled weight decay stays one over the rate. Derived here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Literal
 
 from manyheads.errors import UsageError
@@ -43,6 +43,11 @@ class Factors:
         if self.rule == "sgd":
             return Factors(self.initial * c, self.learning_rate * c * c, 1.0, "sgd")
         return Factors(self.initial * c, self.learning_rate * c, self.epsilon / c, self.rule)
+
+    def near(self, other: Factors) -> bool:
+        """Whether both are the same within rounding."""
+        (*mine, rule), (*theirs, same) = astuple(self), astuple(other)
+        return rule == same and all(abs(one - two) <= 1e-9 * abs(one) for one, two in zip(mine, theirs, strict=True))
 
 
 @dataclass(frozen=True)

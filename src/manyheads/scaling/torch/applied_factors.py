@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
 from manyheads.errors import UsageError
 from manyheads.models.infer.multipliers import ACCURACY, ForwardPass, read_multipliers
+from manyheads.models.infer.roles import SHARED, UNUSED, Roles
+from manyheads.models.names import join_layers
+from manyheads.models.parts import Architecture, Parameter
 from manyheads.models.torch.lazy_torch import Module
 from manyheads.models.torch.model import SIZES, ModelOptions, TorchModel, read_model, unwrap
-from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters, MuonHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import (
     ForwardMultipliers,
@@ -84,7 +88,9 @@ def find_multipliers(
     wider = shape.width != base.width
     moves = {"logit": shape.key_dim != base.key_dim, "branch": shape.depth != base.depth}
     moves |= {"output": wider or p.richness != 1, "embedding": wider, "position": wider}
-    found, notes = read_multipliers(model, read, reading.example), []
+    found = read_multipliers(model, read, reading.example)
+    unnamed = found.roles if reading.roles is None else None  # a role map states what names only suggest
+    notes = _judge_names(unnamed, read.architecture, moves["branch"]) if unnamed else []
     for name in sorted(moves, key=lambda each: not moves[each]):
         measured, moved = getattr(found, name), moves[name]
         if name == "logit" and logit is not None:
@@ -114,7 +120,40 @@ def find_multipliers(
         if alike := _coincidences(name, list(measured.values.values()), p, shape):
             remedy = "which is their multiplier as well at this shape; audit another shape, or run preflight"
             notes.append(f"{WORDS[name]}: not judged whether they follow {alike}, {remedy}")
+    _refuse_other_parts(p, read.architecture, found.acting, said)
     return said, tuple(dict.fromkeys([*notes, *_judge_branches(found, p, shape)]))
+
+
+def _judge_names(roles: Roles, architecture: Architecture, deeper: bool) -> list[str]:
+    """Refuse names whose part the forward pass does not show; return notes on what else has no derivation."""
+    notes = {join_layers(reason): f"roles: not judged, {reason}" for reason in reversed(roles.trace.refused)}
+    for name in [each.name for each in architecture.parameters if roles.why.get(each.name)]:
+        reason = roles.why[name]
+        if UNUSED not in reason and (deeper or SHARED not in reason):
+            said = f"{name} has no derived part in the forward pass, whatever its name says"
+            raise UsageError(f"{said}: {reason}; state the parts by roles=, if they are right")
+        notes.setdefault(join_layers(name), f"roles: not judged whether {name} has its part, {reason}")
+    return list(notes.values())
+
+
+def _refuse_other_parts(
+    p: Parametrization, named: Architecture, acting: Sequence[Parameter], forward: ForwardMultipliers
+) -> None:
+    """Refuse parts that are not those of the forward pass, where that changes a factor of the table."""
+    others = {one.name: (one, other) for one, other in zip(named.parameters, acting, strict=False) if one != other}
+    if not others:
+        return
+    tuned, wrong = BaseHyperparameters(1.0, muon=MuonHyperparameters(1.0)), list(others)
+    mine = parameter_targets(p, named, tuned, forward)
+    with suppress(UsageError):  # of parts of one parameter that need different factors
+        theirs = parameter_targets(p, replace(named, parameters=tuple(acting)), tuned, forward)
+        pairs = zip(mine, theirs, strict=True)
+        wrong = [one.parameter.name for one, other in pairs if not one.factors.near(other.factors)]
+    if wrong:
+        name = next((each for each in others if each in wrong), next(iter(others)))
+        said, shown = ("+".join(each.parts) for each in others[name])
+        remedy = "correct it by roles=, or give what infer_roles returns"
+        raise UsageError(f"{name} is called {said} and acts as {shown}, and their factors differ here; {remedy}")
 
 
 def check_base(p: Parametrization, here: Shape, base: Shape) -> None:
