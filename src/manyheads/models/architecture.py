@@ -130,10 +130,8 @@ def match_roles(
     every = [name for group in (*trained, *resting) for name in group]
     fitting = {name: next((pattern for pattern in roles if fnmatchcase(name, pattern)), None) for name in every}
     if unknown := [name for group in trained for name in group if fitting[name] is None]:
-        raise UsageError(
-            f"no pattern of the role map fits the parameter {unknown[0]!r}{_more(unknown)}: add a line for each, or "
-            f"freeze them\n{propose_roles(unknown, {})}"
-        )
+        said = f"no pattern of the role map fits the parameter {unknown[0]!r}{_more(unknown)}"
+        raise UsageError(f"{said}: add a line for each, or freeze them\n{propose_roles(unknown, {})}")
     if idle := [pattern for pattern in roles if pattern not in fitting.values() and pattern != "*"]:
         raise UsageError(f"the pattern {idle[0]!r}{_more(idle)} of the role map fits no parameter: mend or remove it")
     return {name: tuple(roles[pattern].split("+")) for name, pattern in fitting.items() if pattern is not None}
@@ -219,20 +217,17 @@ def read_names(groups: Sequence[Sequence[str]], frozen: Collection[str], owner: 
     for group in groups:
         means = {parts[name] for name in group}
         if len(group) > 1 and means not in ({("embedding",), ("unembedding",)}, {("unembedding_bias",)}):
-            raise UsageError(
-                f"{' = '.join(group)} is one parameter at several places: its gradient is a sum over them, which is "
-                "not derived; give each its own"
-            )
+            said = f"{' = '.join(group)} is one parameter at several places"
+            raise UsageError(f"{said}: its gradient is a sum over them, which is not derived; give each its own")
         if group[0] not in frozen and (reason := UNDERIVED.get(parts[group[0]][0])):
             reasons.setdefault(reason, []).append(group[0])
     if reasons:
         said = "; ".join(f"{names[0]}{_more(names)}: {reason}" for reason, names in reasons.items())
         raise UsageError(f"{said}; leave them out, or freeze them")
     if not any("unembedding" in each for each in parts.values()):
-        raise UsageError(
-            f"{owner} has no parameter that reads out: a table that is read out without a module of its own is tied, "
-            "which no name shows; give it one, lm_head.weight = the table, or give roles="
-        )
+        said = "a table that is read out without a module of its own is tied, which no name shows"
+        remedy = "give it one, lm_head.weight = the table, or give roles="
+        raise UsageError(f"{owner} has no parameter that reads out: {said}; {remedy}")
     return found[0]
 
 
@@ -253,10 +248,8 @@ def _read_body(config: ModelConfig) -> Body:
     if not values["layers"]:
         raise UsageError("a model without layers: depth is a positive integer")
     if (values.get("scaled") is False and not config.family.fixed_scale) or values.get("scaled_by_layer"):
-        raise UsageError(
-            "attention without the factor N^-1/2, or with one that depends on the layer, is not described here: set "
-            "scale_attn_weights=True and scale_attn_by_inverse_layer_idx=False"
-        )
+        said = "attention without the factor N^-1/2, or with one that depends on the layer, is not described here"
+        raise UsageError(f"{said}: set scale_attn_weights=True and scale_attn_by_inverse_layer_idx=False")
     if raw.get("add_cross_attention") or raw.get("is_encoder_decoder"):
         raise UsageError("cross-attention is not described here: train the decoder alone, or give roles= and shape=")
     sizes = config.sizes

@@ -216,6 +216,25 @@ def test_families_without_their_configuration_are_read_as_with_it(family, monkey
     assert found.std is None
 
 
+@pytest.mark.parametrize("family", FEW)
+@pytest.mark.parametrize("axis", ["heads", "depth", "key_dim"])
+def test_the_forward_pass_of_a_family_contradicts_no_name(family, axis, monkeypatch):
+    model, _ = base_and_larger(family)
+    shape, found = read_model(model).architecture.shape, []
+    sizes = {name: getattr(shape, name) for name in ("key_dim", "heads", "depth", "width")}
+    sizes |= {name: sizes[name] // 2 for name in {axis, "width" if axis != "depth" else axis}}
+    for _ in range(2):
+        try:
+            groups = torch_groups(Parametrization(base=tuple(sizes.values())), model, TUNED)
+            found.append({name: (row["lr"], row["eps"]) for row in groups for name in row["names"]})
+        except UsageError as refused:
+            found.append(str(refused))
+        monkeypatch.setattr(torch_model, "read_raw", lambda config: None)
+    known, named = found
+    assert named == known or isinstance(named, str)
+    assert not isinstance(named, str) or not re.search("acts as|no derived part|alone reaches", named)
+
+
 def test_wrappers_are_seen_through():
     import torch
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper

@@ -9,10 +9,11 @@ import re
 
 import pytest
 from tests.scaling import nanogpt
-from tests.scaling.own_models import TORCHTITAN, build
+from tests.scaling.own_models import TORCHTITAN, build, role_map
 
 from manyheads.errors import UsageError
 from manyheads.scaling import BaseHyperparameters, MuonHyperparameters, Parametrization, audit_model, torch_groups
+from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch
 
@@ -237,6 +238,82 @@ def test_no_variant_has_a_silent_wrong_row(variant, base, place):
     make, *outcomes = VARIANTS[variant]
     found, expected = outcome(make(), base), outcomes[place]
     assert found == expected or (expected not in ("rows", "noted") and re.search(expected, found)), found
+
+
+def named(swap=None, **sizes):
+    """Return a model, and the role map of its listing with two roles exchanged."""
+    one, other = swap or ("query", "query")
+    roles = role_map(TORCHTITAN | {one: TORCHTITAN[other], other: TORCHTITAN[one]})
+    return build(TORCHTITAN, **sizes), {name: part for name, part in roles.items() if not name.endswith("bias")}
+
+
+@pytest.mark.parametrize(
+    ("swap", "base", "exponent", "said"),
+    [
+        (("query", "value"), KEYS, 1, "is called value and acts as query"),
+        (("key", "value"), KEYS, 0.5, "is called value and acts as key"),
+        (("mlp_gate", "mlp_out"), DEEP, 1, "is called mlp_out and acts as mlp_gate"),
+        (("embedding", "unembedding"), WIDE, 1, "is called unembedding and acts as embedding"),
+        (("attention_norm", "mlp_norm"), DEEP, 1, ""),  # both parts have the same factors
+        (("mlp_gate", "mlp_in"), KEYS, 1, ""),
+        (("query", "value"), WIDE, 0.5, ""),
+    ],
+)
+def test_a_role_map_is_held_against_the_forward_pass(swap, base, exponent, said):
+    model, roles = named(swap, ratio=1)
+    p = Parametrization(base=base, logit_exponent=exponent)
+    if said:
+        with pytest.raises(UsageError, match=f"{said}, and their factors differ here"):
+            torch_groups(p, model, TUNED, roles, SHAPE)
+    else:
+        right = [torch_groups(p, model, TUNED, each, SHAPE) for each in (roles, named()[1])]
+        rates, same = ({name: row["lr"] for row in each for name in row["names"]} for each in right)
+        assert rates == pytest.approx(same, rel=1e-12)
+
+
+def test_queries_and_keys_are_exchanged_where_neither_is_first():
+    model, roles = named(("query", "key"))
+    groups = torch_groups(Parametrization(base=KEYS), model, TUNED, roles, SHAPE)
+    (rate,) = (row["lr"] for row in groups if "layers.0.attention.wk.weight" in row["names"])
+    assert rate == pytest.approx(0.5 * 2**-0.5, rel=1e-12)
+    model, roles = named(("query", "key"), groups=2)
+    with pytest.raises(UsageError, match=r"is called (query and acts as key|key and acts as query)"):
+        torch_groups(Parametrization(base=Shape(*KEYS, key_heads=2)), model, TUNED, roles, Shape(*SHAPE, key_heads=2))
+
+
+def test_a_role_map_is_the_word_of_its_user_where_the_forward_pass_shows_no_part():
+    model = nano(Block=nested)
+    parts = {"wte": "embedding", "wpe": "positional", "attn.c_attn": "query+key+value", "attn.c_proj": "output"}
+    parts |= {"ln_1": "attention_gain", "ln_2": "mlp_gain", "c_fc": "mlp_in", "mlp.c_proj": "mlp_out"}
+    roles = {f"*{name}.weight": part for name, part in (parts | {"ln_f": "final_gain"}).items()}
+    roles |= {"lm_head.weight": "unembedding"}
+    assert torch_groups(Parametrization(base=WIDE), model, TUNED, roles, SHAPE)
+    with pytest.raises(UsageError, match="is not added to a stream"):
+        torch_groups(Parametrization(base=DEEP), model, TUNED, roles, SHAPE)
+
+
+def read_beside(model, x):
+    return model.lm_head(model.transformer.ln_f(x)) + model.lm_head(model.transformer.h[0].ln_1(x))
+
+
+def normed_twice(model, x):
+    return model.lm_head(model.transformer.h[0].ln_1(model.transformer.ln_f(x)))
+
+
+@pytest.mark.parametrize("head", [read_beside, normed_twice])
+def test_the_last_norm_carries_the_multiplier_of_a_tied_table_if_the_table_reads_it_alone(head):
+    with pytest.raises(UsageError, match=r"no output of the last norm, transformer\.ln_f, alone reaches"):
+        torch_groups(Parametrization(base=WIDE), nano(GPT=decode(once, head)), TUNED)
+
+
+def norm_of_all(self, x):
+    x = x + self.attn(self.ln_1(x))
+    return x + self.mlp(self.ln_1(x))
+
+
+def test_a_norm_of_several_places_is_noted_and_refused_in_depth():
+    assert outcome(nano(Block=norm_of_all), WIDE) == "noted"
+    assert "one norm serves several points" in outcome(nano(Block=norm_of_all), DEEP)
 
 
 def test_what_a_fused_matrix_holds_beside_queries_keys_and_values_is_refused():

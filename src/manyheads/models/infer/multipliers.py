@@ -152,7 +152,7 @@ class _Reader:
         tied = {name for name in self.trace.scales["output"] if self.has([name], "unembedding")}
         for name in [each.name for each in self.parameters if each.closes and each.start == "one"]:
             readers = {weight for _, weight in self.trace.readers.get(name, ())}
-            uses = [name in product.x.gains for product in self.trace.products if product.weight in tied]
+            uses = [product.x.gains == {name} for product in self.trace.products if product.weight in tied]
             if not readers or readers - tied or not all(uses):
                 reason = f"no output of the last norm, {shorten(name)}, alone reaches the unembedding"
                 self.found.output.unknown.append(reason)

@@ -188,10 +188,9 @@ def _check_sizes(architecture: Architecture, tensors: Mapping[str, Tensor], comp
         sides = tuple(tensors[parameter.name].shape)
         queries += "query" in parameter.parts
         if parameter.parts[0] in ("query", "key", "value", "output") and len(sides) > 1 and shape.width not in sides:
-            raise UsageError(
-                f"{parameter.name} ({'+'.join(parameter.parts)}) has the sides {sides}, and shape says "
-                f"N = {shape.key_dim}, H = {shape.heads}, a stream of width {shape.width}: correct one of them"
-            )
+            said = f"N = {shape.key_dim}, H = {shape.heads}, a stream of width {shape.width}"
+            own = f"{parameter.name} ({'+'.join(parameter.parts)}) has the sides {sides}"
+            raise UsageError(f"{own}, and shape says {said}: correct one of them")
     if complete and queries > 1 and queries % shape.depth:  # one alone may be shared by all layers, or hold them all
         raise UsageError(f"{queries} query matrices and L = {shape.depth} layers: correct the shape or the role map")
 

@@ -75,10 +75,8 @@ def _check_sides(name: str, parts: Sequence[str], read: Sequence[tuple[int, ...]
     if any(len(each) == len(wanted) and all(b in (0, a) for a, b in zip(each, wanted, strict=True)) for each in read):
         return
     has, needs = (" x ".join(str(each or "any") for each in some) for some in (read[0], wanted))
-    raise UsageError(
-        f"{name} ({'+'.join(parts)}) has the sides {has}, and its role has {needs} here: its name means another "
-        f"thing, or its layer has another size; {BESIDE}"
-    )
+    said = f"{name} ({'+'.join(parts)}) has the sides {has}, and its role has {needs} here"
+    raise UsageError(f"{said}: its name means another thing, or its layer has another size; {BESIDE}")
 
 
 def _find_heads(model: Module, queries: Sequence[str], rows: int, heads: int | None) -> int:
@@ -88,10 +86,8 @@ def _find_heads(model: Module, queries: Sequence[str], rows: int, heads: int | N
     if len(found) == 1 and (heads or all(stated)):
         return int(found.pop())
     if not found:
-        raise UsageError(
-            f"no module above {queries[0]} states its heads ({', '.join(HEADS)} or {KEY_DIMS[0]}), and tensors do not "
-            "tell them: give heads= (--heads)"
-        )
+        words = f"no module above {queries[0]} states its heads ({', '.join(HEADS)} or {KEY_DIMS[0]})"
+        raise UsageError(f"{words}, and tensors do not tell them: give heads= (--heads)")
     said = f"heads={heads}, and modules" if heads else "modules"
     shown = " and ".join(dict.fromkeys(f"{each:g}" for some in stated for each in some or [0]))
     raise UsageError(f"{said} state {shown} heads for {rows} rows of queries: {BESIDE}")

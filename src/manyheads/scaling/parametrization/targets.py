@@ -132,11 +132,12 @@ def parameter_targets(
     hyperparameters.of("muon" if p.optimizer == "muon" else "adam")  # refuses what is missing
     if architecture.post_norm:
         refuse_depth(p, shape)
-    if architecture.normed_queries and p.logit_exponent != 1 and shape.key_dim != p.base.key_dim:
-        raise UsageError(
-            f"queries with a norm, logit exponent {p.logit_exponent:g} and N = {shape.key_dim} beside the base's "
-            f"{p.base.key_dim}: the rate of the norm's gains is not derived; keep N, or take logit exponent 1"
-        )
+    moved = p.logit_exponent != 1 and shape.key_dim != p.base.key_dim
+    if moved and (architecture.normed_queries or architecture.latent):
+        kinds = ("queries with a norm", "the norm's gains"), ("latent attention (MLA)", "a shared latent")
+        kind, rate = kinds[not architecture.normed_queries]
+        words = f"{kind}, logit exponent {p.logit_exponent:g}, N = {shape.key_dim} and {p.base.key_dim} at the base"
+        raise UsageError(f"{words}: the rate of {rate} is not derived; keep N, or take logit exponent 1")
     if architecture.latent:
         _refuse_latent(p, shape)
     forward = forward or usual_multipliers(p, shape)
@@ -146,10 +147,9 @@ def parameter_targets(
     closing = missing.output * forward.embedding  # a tied table holds one over the second, and needs both behind it
     if architecture.open_end and closing != 1:
         tied = next((parameter.name for parameter in architecture.parameters if parameter.tied), "a frozen table")
-        raise UsageError(
-            f"{tied} is embedding and unembedding at once and needs the factor {closing:.4g} behind it, which "
-            f"no parameter can carry: {architecture.open_end}; untie it (tie_word_embeddings=False), or folded=False"
-        )
+        said = f"{tied} is embedding and unembedding at once and needs the factor {closing:.4g} behind it"
+        remedy = "untie it (tie_word_embeddings=False), or folded=False"
+        raise UsageError(f"{said}, which no parameter can carry: {architecture.open_end}; {remedy}")
     factors = role_factors(p, shape)
     return tuple(
         _target(parameter, p, factors, (missing, forward), hyperparameters, architecture)
@@ -168,18 +168,11 @@ def refuse_folding(name: str, missing: float) -> None:
 
 
 def _refuse_latent(p: Parametrization, shape: Shape) -> None:
-    """Refuse the axes along which latent attention is not derived."""
-    if p.logit_exponent != 1 and shape.key_dim != p.base.key_dim:
-        raise UsageError(
-            f"latent attention (MLA), logit exponent {p.logit_exponent:g} and N = {shape.key_dim} beside the base's "
-            f"{p.base.key_dim}: the rate of a shared latent is not derived; keep N, or take logit exponent 1"
-        )
+    """Refuse ranks along which the gradient of latent attention is not derived."""
     for rank in (QUERY_RANK, KEY_VALUE_RANK):
         if p.optimizer == "sgd" and (ratio := (QUERIES / rank).ratio(shape, p.base)) != 1:
-            raise UsageError(
-                f"latent attention (MLA) under gradient descent, and {QUERIES / rank} is {ratio:g} times the base's: "
-                "the gradient is not derived then; keep the ratio, or train with AdamW or Muon"
-            )
+            said = f"latent attention (MLA) under gradient descent, and {QUERIES / rank} is {ratio:g} times the base's"
+            raise UsageError(f"{said}: the gradient is not derived then; keep the ratio, or train with AdamW or Muon")
 
 
 def missing_multipliers(p: Parametrization, shape: Shape, forward: ForwardMultipliers) -> ForwardMultipliers:

@@ -34,12 +34,8 @@ GIVE = (
     "give folded=ForwardMultipliers(branch=..., logit=..., output=...), what the model multiplies relative to the base"
 )
 FOLLOWS = {"logit": "N", "branch": "L", "output": "D", "embedding": "D", "position": "D"}
-WITHIN = {
-    "stream": "the stream",
-    "input": "the output of the norm before it",
-    "value": "its values",
-    "hidden": "its hidden units",
-}
+WITHIN = {"stream": "the stream", "input": "the output of the norm before it"}
+WITHIN |= {"value": "its values", "hidden": "its hidden units"}
 """Multipliers that are one in every parametrization, with what they multiply."""
 EXPONENTS = ("-1/2", "-1", "1/2")  # powers of a size that are told from constants
 KEEP = {"logit": "keep the key dimension of the base", "branch": "keep its depth", "output": "keep its width"}
@@ -190,10 +186,9 @@ def _judge_branches(found: ForwardPass, p: Parametrization, shape: Shape) -> lis
             every = (*EXPONENTS, "1", *(f"/{each}" for each in (*EXPONENTS, "1")))
             powers = [word for _, word, each in _powers(p, shape, every) if abs(number - each) <= found.accuracy * each]
             if powers:
-                raise UsageError(
-                    f"{module} takes {words} times {number:.6g}, which is {powers[0]}, and 1 is expected at every "
-                    f"shape: leave it out; or, if the base does as well, which preflight tells, {GIVE}"
-                )
+                said = f"{module} takes {words} times {number:.6g}, which is {powers[0]}, and 1 is expected"
+                remedy = f"leave it out; or, if the base does as well, which preflight tells, {GIVE}"
+                raise UsageError(f"{said} at every shape: {remedy}")
             if (shown := f"{number:.4g}") not in seen:
                 seen.add(shown)
                 here = f"here {module} takes {words} times that"
@@ -223,16 +218,12 @@ def _coincidences(name: str, numbers: Sequence[float], p: Parametrization, shape
 def _wrong(name: str, module: str, number: float, choices: list[tuple[float, float]], folded: bool, moved: bool) -> str:
     """Explain a multiplier that is none of those expected, or not that of the modules before."""
     expected = " or ".join(dict.fromkeys(f"{value:.6g}" for value, _ in choices))
+    said = f"{module} multiplies its {WORDS[name]} by {number:.6g}, and"
     if moved:
         remedy = "folded=False if it applies all of forward_multipliers(p, shape); or " * folded + GIVE
-        return (
-            f"{module} multiplies its {WORDS[name]} by {number:.6g}, and folded={folded} expects {expected} in every "
-            f"layer: {remedy}"
-        )
-    return (
-        f"{module} multiplies its {WORDS[name]} by {number:.6g}, and {expected} in every layer is expected, as "
-        f"{FOLLOWS[name]} stays: if the base multiplies by this number as well, which preflight tells, {GIVE}"
-    )
+        return f"{said} folded={folded} expects {expected} in every layer: {remedy}"
+    remedy = f"if the base multiplies by this number as well, which preflight tells, {GIVE}"
+    return f"{said} {expected} in every layer is expected, as {FOLLOWS[name]} stays: {remedy}"
 
 
 def logit_scale(p: Parametrization, key_dim: int) -> float:
@@ -244,10 +235,10 @@ def _choices(
     name: str, p: Parametrization, read: TorchModel, folded: bool, moved: bool, normed: bool
 ) -> list[tuple[float, float]]:
     """Return what a multiplier may be, and what that is relative to the base; constants of the base are not known."""
-    shape, asked = read.architecture.shape, forward_multipliers(p, read.architecture.shape)
+    shape = read.architecture.shape
     if name == "position":  # a factor there is folded into no weight
         return [(1.0, 1.0)]
-    own = getattr(asked, name)
+    own = getattr(forward_multipliers(p, shape), name)
     if name == "logit":
         n = shape.key_dim
         usual = [(n**-0.5, usual_multipliers(p, shape).logit)] if folded and not (normed and moved) else []
@@ -263,10 +254,9 @@ def _choices(
 
 def _carried(name: str, read: TorchModel) -> bool:
     """Whether a parameter would carry a factor."""
-    parameters, carries = (*read.architecture.parameters, *read.architecture.frozen), read.architecture.carries
-    carried = {
-        carries.get(part, "output" if part == "unembedding" else "") for each in parameters for part in each.parts
-    }
+    parameters = (*read.architecture.parameters, *read.architecture.frozen)
+    carries = {"unembedding": "output", **read.architecture.carries}
+    carried = {carries.get(part) for each in parameters for part in each.parts}
     return name in carried or (name == "output" and any(each.tied for each in parameters))
 
 
@@ -286,15 +276,11 @@ def _refuse_unknown(
     elif measured.unknown:
         reason = measured.unknown[0]
     if reason and abs(missing - 1) > 1e-9:
-        raise UsageError(
-            f"the factor {missing:.4g} on the {WORDS[name]} would have no known effect in a weight: "
-            f"{reason}; {KEEP[name]}, or multiply in the model and {GIVE}"
-        )
+        words = f"the factor {missing:.4g} on the {WORDS[name]} would have no known effect in a weight"
+        raise UsageError(f"{words}: {reason}; {KEEP[name]}, or multiply in the model and {GIVE}")
     if reason and abs(applied - 1) > 1e-9:
-        raise UsageError(
-            f"whether the model multiplies its {WORDS[name]} by {applied:.4g} cannot be told: {reason}; "
-            f"give example=, a batch that it takes, or {GIVE}"
-        )
+        words = f"whether the model multiplies its {WORDS[name]} by {applied:.4g} cannot be told"
+        raise UsageError(f"{words}: {reason}; give example=, a batch that it takes, or {GIVE}")
 
 
 def _find_scaling(p: Parametrization, read: TorchModel, folded: bool) -> float | None:
@@ -315,10 +301,8 @@ def _find_scaling(p: Parametrization, read: TorchModel, folded: bool) -> float |
             found = (n / n0) ** -0.5
         else:
             allowed = f"N^-1/2 = {usual:.6g} or " if folded else ""
-            raise UsageError(
-                f"{name} multiplies its logits by {scale:.6g}, which is not {allowed}the {wanted:.6g} of the "
-                "parametrization: set it by scale_logits(model, parametrization)"
-            )
+            words = f"{name} multiplies its logits by {scale:.6g}, which is not {allowed}the {wanted:.6g} of the"
+            raise UsageError(f"{words} parametrization: set it by scale_logits(model, parametrization)")
         if logit not in (None, found):
             raise UsageError(f"{name} scales its logits otherwise than the layers before it: use scale_logits on all")
         logit = found

@@ -148,10 +148,9 @@ def scale_logits(model: Module, p: Parametrization) -> int:
     read = read_model(model)
     shape = read.architecture.shape
     if len(read.scales) < shape.depth:
-        raise UsageError(
-            f"{shape.depth} layers, and {len(read.scales)} attention modules with an attribute `scaling`: "
-            "this version of transformers scales logits elsewhere; use version 5.15 or later, or split query_key_value"
-        )
+        said = f"{shape.depth} layers, and {len(read.scales)} attention modules with an attribute `scaling`"
+        remedy = "use version 5.15 or later, or split query_key_value"
+        raise UsageError(f"{said}: this version of transformers scales logits elsewhere; {remedy}")
     for name in read.scales:
         attention: Any = model.get_submodule(name)
         attention.scaling = logit_scale(p, shape.key_dim)
