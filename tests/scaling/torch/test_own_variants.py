@@ -171,6 +171,10 @@ VARIANTS = {  # model, its outcome where the width, the depth, the key dimension
         "rows",
         r"a norm \(QK-norm\) stands behind",
     ),
+    "keys that are the queries": (
+        lambda: nano(CausalSelfAttention=attention(lambda q, k, v: sdpa(q, q, v))),
+        *["the same numbers are key and query"] * 3,
+    ),
     "no softmax": (
         lambda: nano(CausalSelfAttention=attention(lambda q, k, v: (q @ k.mT).tril() @ v)),
         "noted",
