@@ -181,7 +181,7 @@ def test_kinds_of_ones_own_and_models_without_layers():
     own = {**block, "layers": 2, "kinds": [{**block, "latent": {"key_value_rank": 3}}, {**block, "window": 4}]}
     shape = shape_from_config(own)
     assert (shape.kinds[0].latent.cached, shape.kinds[1].window) == (3, 4)
-    assert [*layer_costs(shape, 8)] == ["0-0", "1-1"]
+    assert [*layer_costs(shape, 8)] == ["0", "1"]
     for family in ("llama", "mixtral", "gemma2", "modernbert", "vit", "deepseek_v3"):
         empty = shape_from_config({"model_type": family, "num_hidden_layers": 0})
         assert (empty.layers, empty.kinds, crossover_length(empty) > 0) == (0, (), True)
@@ -219,6 +219,10 @@ REFUSED = [
     ({"layers": 3, "width": 8, "heads": 2, "kinds": [{"layers": 3}]}, "width, heads is missing"),
     ({"layers": 3, "width": 8, "heads": 2, "kinds": [{"layers": 2, "width": 8, "heads": 2}]}, "its kinds have 2"),
     ({"layers": 3, "width": 8, "heads": 2, "kinds": [{"layers": 3, "width": 4, "heads": 2}]}, "kinds of width=4"),
+    (
+        {"layers": 2, "width": 8, "heads": 2, "kinds": [{"layers": 1, "width": 8, "heads": 2, "name": "a"}] * 2},
+        "kinds named a, a",
+    ),
     ({"model_type": "deepseek_v3", "moe_intermediate_size": 0}, "Experts: hidden=0"),
     ({"model_type": "bert", "architectures": True}, "architectures is True"),
     ({"model_type": "vit", "architectures": "ViTForImageClassification"}, "list of class names"),

@@ -254,6 +254,8 @@ class ModelShape:
         counts = [kind.layers for kind in self.kinds]
         if counts and (self.layers != sum(counts) or not all(counts)):
             raise UsageError(f"ModelShape: layers={self.layers}, and its kinds have {', '.join(map(str, counts))}")
+        if len(named := [each.name for each in self.kinds if each.name]) > len(set(named)):
+            raise UsageError(f"ModelShape: kinds named {', '.join(map(str, named))}: expected a name for each, or none")
         for each in self.kinds:
             if each.kinds or (each.width, each.causal) != (self.width, self.causal):
                 wanted = f"expected no kinds of theirs, width={self.width} and causal={self.causal}"

@@ -250,7 +250,8 @@ def layer_costs(
     """
     call, found, start = Call(length, length, batch), {}, 0
     for kind in shape.blocks:
-        name, start = kind.name or f"{start}-{start + kind.layers - 1}", start + kind.layers
+        last = start + kind.layers - 1
+        name, start = kind.name or (f"{start}-{last}" if last > start else f"{start}"), last + 1
         found[name] = Cost(pass_items(block_parts(kind, call), training)).to(convention)
     return found
 
