@@ -240,7 +240,7 @@ ROWS = {
     "theory.bigram.theorems.population.excess": (WEIGHTS, TASKED),
     "theory.bigram.theorems.population.gradients": (WEIGHTS, TASKED),
     "theory.bigram.theorems.population.measure_overlaps": (WEIGHTS, TASKED),
-    "theory.bigram.theorems.position_ranking.ranking_probability": ({"ratios": exactly(1.0, 5.0)}, fixed(task=TASK)),
+    "theory.bigram.theorems.sample_complexity.ranking_probability": ({"ratios": exactly(1.0, 5.0)}, fixed(task=TASK)),
     "theory.bigram.theorems.signal.solve_signals": ({"times": exactly(0.0, 5.0)}, fixed(system=SYSTEM)),
     # joma
     "theory.joma.JomaTask": (
@@ -467,6 +467,7 @@ EXEMPT = {
     "study.trajectories": "a word of a declaration: labelled arrays and values that the bench makes",
     "theory.bigram.theorems.frequencies.place_equally": "hands its distributions on to the task, which has a row",
     "theory.joma.UpdateRule": "takes numbers",
+    "theory.joma.theorems.nearly_orthogonal.with_gram": "takes the cosines that random_gram draws",
     "attention.AttentionLayer.logits": TRACED,
     "attention.AttentionLayer.read": TRACED,
     "attention.MultiHeadAttention.logits": TRACED,

@@ -186,11 +186,14 @@ def test_parameters_of_all_devices_are_the_model_and_what_each_holds(family):
 
 
 def test_devices_that_do_not_divide_are_refused():
-    for devices, says in (({"tensor": 3}, "3 devices do not divide queries=4096"), ({"expert": 3}, "experts=8")):
+    for devices, says in (({"tensor": 3}, "3 devices do not divide heads=32"), ({"expert": 3}, "experts=8")):
         with pytest.raises(UsageError, match=says):
             parameters_per_device({"model_type": "mixtral"}, **devices)
-    with pytest.raises(UsageError, match="llama does not have"):
-        parameters_per_device({"model_type": "llama"}, expert=2)
+    for config in ({"model_type": "llama"}, {"model_type": "deepseek_v3", "first_k_dense_replace": 61}):
+        with pytest.raises(UsageError, match="no layer of this"):
+            parameters_per_device(config, expert=2)
+    with pytest.raises(UsageError, match="devices=0"):
+        kv_cache_bytes(shape_from_config({"model_type": "llama"}), 9, devices=0)
     with pytest.raises(UsageError, match="one to divide the other"):
         kv_cache_bytes(shape_from_config({"model_type": "mixtral"}), 9, devices=3)
     held = [kv_cache_bytes(shape_from_config({"model_type": "mixtral"}), 9, devices=n) for n in (1, 2, 8, 16)]

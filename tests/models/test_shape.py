@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.alphabet import ALPHABET
 
-from manyheads.costs import ModelShape, transformer_cost
+from manyheads.costs import ModelShape, layer_costs, transformer_cost
 from manyheads.costs.formulas.decoding import token_cost
+from manyheads.costs.formulas.depth import crossover_length
 from manyheads.costs.formulas.memory import stored_matrices
 from manyheads.errors import FileRefused, UsageError
 from manyheads.models import shape_from_config
@@ -175,6 +176,33 @@ def test_layers_of_different_windows_are_kinds():
     assert shape_from_config(config | {"layer_types": ["sliding_attention"] * 4}).window == 64
 
 
+def test_kinds_of_ones_own_and_models_without_layers():
+    block = {"layers": 1, "width": 8, "heads": 2}
+    own = {**block, "layers": 2, "kinds": [{**block, "latent": {"key_value_rank": 3}}, {**block, "window": 4}]}
+    shape = shape_from_config(own)
+    assert (shape.kinds[0].latent.cached, shape.kinds[1].window) == (3, 4)
+    assert [*layer_costs(shape, 8)] == ["0", "1"]
+    for family in ("llama", "mixtral", "gemma2", "modernbert", "vit", "deepseek_v3"):
+        empty = shape_from_config({"model_type": family, "num_hidden_layers": 0})
+        assert (empty.layers, empty.kinds, crossover_length(empty) > 0) == (0, (), True)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("changes", [{}, {"max_window_layers": 3}, {"no_rope_layers": [1, 0, 0, 1, 1, 0]}])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3", "gemma3_text", "mistral"])
+def test_windows_are_those_of_the_layers_of_transformers(family, changes):
+    transformers = pytest.importorskip("transformers")
+    given = {"num_hidden_layers": 6, "use_sliding_window": True, "sliding_window": 8, **changes}
+    config = transformers.AutoConfig.for_model(family, **given)
+    shape = shape_from_config({"model_type": family, **given})
+    one = config.sliding_window  # of all layers, where the configuration lists no types
+    types = getattr(config, "layer_types", None) or ["sliding_attention" if one else "full_attention"] * 6
+    slides = types.count("sliding_attention")
+    assert sum(kind.layers for kind in shape.blocks if kind.window) == slides
+    if family == "smollm3":
+        assert sum(kind.layers for kind in shape.blocks if kind.positions == "none") == 6 - sum(config.no_rope_layers)
+
+
 REFUSED = [
     ({"model_type": "mamba"}, "'mamba'"),
     ({"model_type": ["gpt2"]}, "none of gpt2"),
@@ -185,8 +213,17 @@ REFUSED = [
     ({"model_type": "llama", "torch_dtype": "int3"}, "'int3'"),
     ({"model_type": "llama", "num_attention_heads": 0}, "0 heads"),
     ({"model_type": "gemma3_text", "num_hidden_layers": 10**5}, "100000 layers that may differ"),
-    ({"layers": 3, "width": 8, "heads": 2, "experts": {"count": 4}}, "expected a Experts or None"),
-    ({"layers": 3, "width": 8, "heads": 2, "kinds": [{"layers": 3}]}, "expected a tuple of ModelShape"),
+    ({"layers": 3, "width": 8, "heads": 2, "experts": {"count": 4}}, "active"),
+    ({"layers": 3, "width": 8, "heads": 2, "experts": {"count": 4, "active": 5, "hidden": 1}}, "at most count=4"),
+    ({"layers": 3, "width": 8, "heads": 2, "latent": 3}, "expected a Latent or None"),
+    ({"layers": 3, "width": 8, "heads": 2, "kinds": [{"layers": 3}]}, "width, heads is missing"),
+    ({"layers": 3, "width": 8, "heads": 2, "kinds": [{"layers": 2, "width": 8, "heads": 2}]}, "its kinds have 2"),
+    ({"layers": 3, "width": 8, "heads": 2, "kinds": [{"layers": 3, "width": 4, "heads": 2}]}, "kinds of width=4"),
+    (
+        {"layers": 2, "width": 8, "heads": 2, "kinds": [{"layers": 1, "width": 8, "heads": 2, "name": "a"}] * 2},
+        "kinds named a, a",
+    ),
+    ({"model_type": "deepseek_v3", "moe_intermediate_size": 0}, "Experts: hidden=0"),
     ({"model_type": "bert", "architectures": True}, "architectures is True"),
     ({"model_type": "vit", "architectures": "ViTForImageClassification"}, "list of class names"),
     ({"model_type": "vit", "architectures": [3]}, "list of class names"),

@@ -4,7 +4,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
 from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 Norm = Literal["layernorm", "rmsnorm", "none"]
@@ -31,7 +31,7 @@ def _fill(shape: Any, defaults: dict[str, object]) -> None:
 
 def heads_per_device(heads: int, devices: int) -> int:
     """Return how many of the key-value heads each of so many devices holds: a part of them, or one with others."""
-    if heads % devices and devices % heads:
+    if heads % check_integer("devices", devices) and devices % heads:
         raise UsageError(f"{devices} devices and {heads} key-value heads: expected one to divide the other")
     return max(heads // devices, 1)
 
@@ -99,6 +99,8 @@ class Experts:
         check_fields(self, "Experts: ")
         if self.active > self.count:
             raise UsageError(f"Experts: active={self.active}, expected at most count={self.count}")
+        if not isinstance(self.shared_gate, bool):
+            raise UsageError(f"Experts: shared_gate={self.shared_gate!r} is neither True nor False")
 
 
 @dataclass(frozen=True)
@@ -249,9 +251,15 @@ class ModelShape:
             raise UsageError(f"ModelShape: {self.latent.rotary_dim} turned components of head_dim={self.head_dim}")
         if not isinstance(self.kinds, tuple) or not all(isinstance(kind, ModelShape) for kind in self.kinds):
             raise UsageError(f"ModelShape: kinds={self.kinds!r:.80}, expected a tuple of ModelShape")
-        if self.kinds and (self.layers != sum(kind.layers for kind in self.kinds) or any(k.kinds for k in self.kinds)):
-            counts = ", ".join(str(kind.layers) for kind in self.kinds)
-            raise UsageError(f"ModelShape: layers={self.layers}, and its kinds have {counts}, without kinds of theirs")
+        counts = [kind.layers for kind in self.kinds]
+        if counts and (self.layers != sum(counts) or not all(counts)):
+            raise UsageError(f"ModelShape: layers={self.layers}, and its kinds have {', '.join(map(str, counts))}")
+        if len(named := [each.name for each in self.kinds if each.name]) > len(set(named)):
+            raise UsageError(f"ModelShape: kinds named {', '.join(map(str, named))}: expected a name for each, or none")
+        for each in self.kinds:
+            if each.kinds or (each.width, each.causal) != (self.width, self.causal):
+                wanted = f"expected no kinds of theirs, width={self.width} and causal={self.causal}"
+                raise UsageError(f"ModelShape: kinds of width={each.width} and causal={each.causal}, {wanted}")
 
     @property
     def query_width(self) -> int:

@@ -129,9 +129,12 @@ class ModelConfig:
             return None
         if types is not None:
             slides = types[layer] == "sliding_attention"
+        elif self.values.get("rotary_period"):  # the layers without positions
+            slides = not self.is_rotary(layer)
         elif period := self.values.get("window_period"):
             # The last layer of a period sees all positions; the first one, where the period is negative.
             slides = layer % abs(period) != (0 if period < 0 else period - 1)
+            slides = slides and layer < self.values.get("window_until_layer", layer + 1)
         else:
             slides = layer >= self.values.get("window_from_layer", 0)
         return window if slides else None
@@ -151,7 +154,7 @@ class ModelConfig:
         """Return the windows that occur in some layer."""
         types, layers = self.layer_types(), self.values["layers"]
         first = self.values.get("window_from_layer", 0)
-        periodic = types is not None or self.values.get("window_period")
+        periodic = types is not None or self.values.get("window_period") or self.values.get("rotary_period")
         changes = range(layers) if periodic else {0, min(first, layers), max(layers - 1, 0)}
         return {self.window(layer) for layer in changes if layer < max(layers, 1)}
 

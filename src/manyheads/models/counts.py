@@ -6,6 +6,7 @@ and adds once for each active weight of a matrix and token, tables that are look
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -158,8 +159,9 @@ def parameters_per_device(source: Source, tensor: int = 1, expert: int = 1) -> i
     """Count the parameters that a device holds under tensor and expert parallelism.
 
     `tensor` devices share the heads, the hidden width of MLP and experts and the vocabulary (Shoeybi et al. 2019);
-    fewer key-value heads than devices are held by several. `expert` devices share the experts. Routers, norms, latent
-    factors of all heads and what stands above the body beside the unembedding are held by each.
+    fewer key-value heads than devices are held by several. `expert` devices share the experts. Routers, latent factors
+    of all heads, norms (but for those over all heads) and what stands above the body beside the unembedding are held by
+    each.
 
     Raises
     ------
@@ -169,17 +171,20 @@ def parameters_per_device(source: Source, tensor: int = 1, expert: int = 1) -> i
     Examples
     --------
     >>> parameters_per_device({"model_type": "mixtral"}, tensor=2, expert=4) / 1e9
-    6.448959488
+    6.440620032
     """
     config = ModelConfig.of(source)
-    sizes, local = config.sizes, {}
-    shared = {"queries": tensor, "heads": tensor, "hidden": tensor, "shared_hidden": tensor, "expert_hidden": tensor}
-    for name, devices in (shared | {"experts": expert}).items():
-        if sizes.get(name, 0) % check_integer("devices", devices):
+    sizes, layers = config.sizes, range(config.values["layers"])
+    held = [module for module in config.family.body if any(config.has(module.only, layer) for layer in layers)]
+    used = {word for module in held for word in re.findall(r"\w+", module.sides)} | {"heads"}
+    local = {"queries": sizes["queries"] // check_integer("devices", tensor)}
+    shared = dict.fromkeys(("heads", "hidden", "shared_hidden", "expert_hidden"), tensor)
+    for name, devices in (shared | {"experts": check_integer("devices", expert)}).items():
+        if name in used and sizes[name] % devices:
             raise UsageError(f"{devices} devices do not divide {name}={sizes[name]}; give a divisor")
         local[name] = sizes.get(name, 0) // devices
-    if expert > 1 and "experts" not in sizes:
-        raise UsageError(f"{expert} devices for experts, which {config.family.model_type} does not have")
+    if expert > 1 and "experts" not in used:
+        raise UsageError(f"{expert} devices for experts, and no layer of this {config.family.model_type} has any")
     local["keys"] = heads_per_device(config.values["key_value_heads"], tensor) * config.values["key_dim"]
     local["vocabulary"] = -(-sizes.get("vocabulary", 0) // tensor)
     whole = [each for each in module_sizes(config) if each.role is Role.ROUTER]

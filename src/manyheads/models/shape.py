@@ -23,6 +23,7 @@ ACTIVATIONS = {
 OTHER_ACTIVATIONS = {"relu2": "relu", "xielu": "silu", "quick_gelu": "silu"}
 """Activations without a row of their own: counted as one like them, and noted."""
 FLOAT32_TAKEN = "no dtype is given: float32 is taken"
+PARTS: dict[str, Any] = {"experts": Experts, "latent": Latent}  # fields of `ModelShape` that have fields of their own
 MOST_UNEVEN = 10_000  # layers that are gone through one by one
 ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -59,8 +60,8 @@ def shape_of(raw: Mapping[str, Any], path: Path) -> ModelShape:
     """Return the shape of a configuration that has been read from a file."""
     if not isinstance(raw, Mapping):
         raise ConfigInvalid(path, f"expected a JSON object, found {type(raw).__name__}")
-    values = _family_fields(read_config(raw, path)) if "model_type" in raw else _own_fields(raw, path)
     try:
+        values = _family_fields(read_config(raw, path)) if "model_type" in raw else _own_fields(raw, path)
         return ModelShape(**values)
     except (UsageError, TypeError) as error:
         raise ConfigInvalid(path, str(error), "give sizes that a model can have") from error
@@ -122,20 +123,23 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
 def _layers_alike(config: ModelConfig) -> list[Sequence[int]]:
     """Return the layers of each kind: of one window, with or without experts; the first layer's first."""
     layers = config.values["layers"]
-    uneven = any(module.only in ("dense", "sparse") for module in config.family.body)
-    if not uneven and len(config.windows()) == 1:
+    sparse = any(module.only in ("dense", "sparse") for module in config.family.body)
+    turned = "rotary_period" in config.values
+    if not layers or not (sparse or turned or len(config.windows()) > 1):
         return [range(layers)]
     if layers > MOST_UNEVEN:
         raise ConfigInvalid(config.path, f"{layers} layers that may differ, expected at most {MOST_UNEVEN}")
     found: dict[tuple[Any, ...], list[int]] = {}
     for layer in range(layers):
-        found.setdefault((config.window(layer), uneven and config.is_sparse(layer)), []).append(layer)
+        kind = config.window(layer), sparse and config.is_sparse(layer), turned and config.is_rotary(layer)
+        found.setdefault(kind, []).append(layer)
     return list(found.values())
 
 
 def _block_fields(config: ModelConfig, layers: Sequence[int]) -> dict[str, Any]:
     """Return the fields of `ModelShape` that the modules of a layer give, of those that are alike."""
-    found = list(layer_sizes(config, layers[0]))
+    first = layers[0] if layers else 0
+    found = list(layer_sizes(config, first))
     by_role = {module.role: size.sides for module, size in found if any(size.sides)}
     biased = {module.role for module, size in found if size.bias}
     parts = {"qkv": {Role.QUERY, Role.QUERY_KEY_VALUE, Role.KEY_VALUE_DOWN}, "output": {Role.OUTPUT}}
@@ -143,10 +147,11 @@ def _block_fields(config: ModelConfig, layers: Sequence[int]) -> dict[str, Any]:
     biases = [name for name, roles in parts.items() if roles & biased]
     rank, size = by_role.get(Role.QUERY_DOWN, (0,))[0], config.sizes
     experts, latent = Role.EXPERT_IN in by_role, Role.KEY_VALUE_DOWN in by_role
-    return {
+    turned = {"positions": "rotary" if config.is_rotary(first) else "none"} if "rotary_period" in config.values else {}
+    return turned | {
         "name": _name_layers(layers),
         "layers": len(layers),
-        "window": config.window(layers[0]) or 0,
+        "window": (config.window(first) or 0) if layers else 0,
         "mlp_hidden": by_role.get(Role.MLP_OUT, (0, 0))[1],
         "gated": any(role in by_role for role in (Role.MLP_GATE, Role.MLP_GATE_IN, Role.EXPERT_IN)),
         "biases": {0: "none", 3: "all"}.get(len(biases), "+".join(biases)),
@@ -180,8 +185,9 @@ def _describe_differences(config: ModelConfig, modules: Mapping[Role, Any]) -> l
     more = (Role.QUERY_NORM, Role.ATTENTION_POST_NORM, Role.MIXED_NORM, Role.ATTENTION_SCALE, Role.EMBEDDING_NORM)
     if any(role in modules and config.holds(modules[role].when) for role in more) and not config.post_norm:
         notes.append("elementwise work of norms beside the two of a block is left out")
-    if Role.EXPERT_IN in modules:
+    if any(config.has("sparse", layer) for layer in range(config.values["layers"])) and Role.EXPERT_IN in modules:
         notes.append("elementwise work of routers, which choose experts, is left out")
+        notes.append("bytes take as many experts as tokens can visit at most")
     if Role.KEY_VALUE_DOWN in modules:
         notes.append("decoding multiplies cached latent vectors; some keep keys and values of all heads instead")
     if config.values.get("rotary_fraction", 1.0) < 1 or "rotary_dims" in config.values:
@@ -211,4 +217,7 @@ def _own_fields(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "".join(notes).encode()
     except UnicodeEncodeError as error:  # half of a character, legal as an escape in JSON, and no text
         raise ConfigInvalid(path, f"notes is {notes!r:.80}, which has no UTF-8 form", remedy) from error
-    return {**raw, "notes": tuple(notes)}
+    parts = {name: kind(**raw[name]) for name, kind in PARTS.items() if isinstance(raw.get(name), Mapping)}
+    if isinstance(kinds := raw.get("kinds"), list) and all(isinstance(kind, Mapping) for kind in kinds):
+        parts["kinds"] = tuple(ModelShape(**_own_fields(kind, path)) for kind in kinds)
+    return {**raw, **parts, "notes": tuple(notes)}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.costs import Cost, ModelShape, count, generation_cost, kv_cache_bytes, transformer_cost
+from manyheads.costs import Cost, Experts, Latent, ModelShape, count, generation_cost, kv_cache_bytes, transformer_cost
 from manyheads.costs.formulas.decoding import token_cost
 from manyheads.errors import UsageError
 
@@ -99,3 +99,19 @@ def test_refusals():
     for prompt, generated in ((-1, 4), (4, -1), (4, 1.0), (True, 4)):
         with pytest.raises(UsageError, match="expected an integer of at least 0"):
             generation_cost(ModelShape(1, 12, 3), prompt, generated)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_generation_over_kinds_and_experts_is_the_sum_of_its_steps(cache, batch):
+    """Windows of several kinds and the number of experts that a step reads are kinks of their own."""
+    near = ModelShape(2, 8, 2, mlp_hidden=0, window=5, experts=Experts(9, 2, 4))
+    far = ModelShape(1, 8, 2, window=11, latent=Latent(3, 2, 2))
+    shape = ModelShape(3, 8, 2, vocabulary=7, kinds=(near, far))
+    found = generation_cost(shape, 3, 20, batch, cache)
+    steps = [
+        token_cost(shape, length, batch) if cache else transformer_cost(shape, length, batch) for length in range(4, 24)
+    ]
+    steps += [transformer_cost(shape, 3, batch)] if cache else []
+    for figure in ("flops", "elementwise", "transcendental", "bytes"):
+        assert getattr(found, figure) == sum(getattr(step, figure) for step in steps)

@@ -46,7 +46,8 @@ def token_cost(shape: ModelShape, context: int, batch: int = 1, convention: str 
 
     Notes
     -----
-    Bytes: weights once, the cache of the earlier tokens read, the new keys and values written, token and logits.
+    Bytes: weights once, the cache of the earlier tokens read, the new keys and values written, token and logits. Of
+    experts as many as the tokens of a step can visit at most.
 
     Raises
     ------
@@ -60,7 +61,8 @@ def token_cost(shape: ModelShape, context: int, batch: int = 1, convention: str 
     """
     _refuse_bidirectional(shape)
     size = shape.itemsize
-    ends = batch * (4 + shape.vocabulary * size) if shape.unembedding else 2 * batch * shape.width * size
+    ends = 4 if shape.vocabulary else shape.width * size  # ids are int32
+    ends = batch * (ends + (shape.vocabulary if shape.unembedding else shape.width) * size)
     # A window of w keys drops the oldest as it appends: w - 1 are read and one is written.
     moved = stored_matrices(shape, batch) * size + kv_cache_bytes(shape, context, batch) + ends
     items = model_items(shape, Call(1, context, batch, cached=True), False, True)
@@ -96,7 +98,8 @@ def generation_cost(
     Notes
     -----
     The pass over the prompt computes logits for each of its positions, as `transformer_cost` does. Without a cache a
-    step sees the prompt again, so that no separate pass over it is counted.
+    step sees the prompt again, so that no separate pass over it is counted. Bytes leave out that the pass over the
+    prompt writes its keys and values.
 
     Examples
     --------
@@ -113,8 +116,10 @@ def generation_cost(
     items = list(transformer_cost(shape, prompt, batch).items) if cache and prompt else []
     # A window is a kink: the cost of a step is one polynomial of its length up to there, and another one beyond.
     last = prompt + generated
-    kinks = sorted({min(max(kind.window, prompt), last) for kind in shape.blocks} | {prompt, last})
-    for kink, following in pairwise(kinks):
+    kinks = {kind.window for kind in shape.blocks}
+    if not cache:  # and so is the number of tokens that visit every expert
+        kinks |= {kind.experts.count // (kind.experts.active * batch) for kind in shape.blocks if kind.experts}
+    for kink, following in pairwise(sorted({min(max(kink, prompt), last) for kink in kinks} | {prompt, last})):
         items += _sum_quadratic(lambda length: step(length).items, kink + 1, following + 1)
     return Cost(merge(items), notes=(*shape.notes, size_note(shape.itemsize)) if items else ()).to(convention)
 

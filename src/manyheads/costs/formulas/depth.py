@@ -36,5 +36,6 @@ def crossover_length(shape: ModelShape) -> Fraction:
     >>> crossover_length(ModelShape(layers=12, width=768, heads=12)) == 6 * 768
     True
     """
-    rest = sum(kind.layers * (kind.projection_macs + kind.mlp_macs) for kind in shape.blocks)
-    return Fraction(rest, sum(kind.layers * (kind.query_width + kind.mixture_width) for kind in shape.blocks))
+    kinds = [(kind.layers if shape.kinds else 1, kind) for kind in shape.blocks]
+    rest = sum(layers * (kind.projection_macs + kind.mlp_macs) for layers, kind in kinds)
+    return Fraction(rest, sum(layers * (kind.query_width + kind.mixture_width) for layers, kind in kinds))

@@ -179,7 +179,7 @@ def edge_parts(shape: ModelShape, call: Call) -> tuple[tuple[Part, ...], tuple[P
         patches = call.batch * (call.queries - shape.special_tokens + shape.dropped_patches)
         macs = shape.patch_features * width
         below.append(dense_part("patch projection", patches, macs, bias=width, idle=patches * macs))
-        below.append(dense_part("positions", tokens, 0, bias=positions))
+        below.append(dense_part("positions", tokens + call.batch * shape.dropped_patches, 0, bias=positions))
     if shape.unembedding or shape.classes or shape.token_classes:
         above.append(norm_part(shape, call, "final norm", norms=1, residuals=0))
     if shape.head_transform:
@@ -246,11 +246,12 @@ def layer_costs(
     >>> near, far = ModelShape(5, 48, 4, window=8, name="0-4"), ModelShape(1, 48, 4, name="5")
     >>> found = layer_costs(ModelShape(6, 48, 4, kinds=(near, far)), 64)
     >>> {layers: cost.flops for layers, cost in found.items()}
-    {'0-4': 3631104, '5': 3938304}
+    {'0-4': 3631872, '5': 3938304}
     """
-    call, found = Call(length, length, batch), {}
+    call, found, start = Call(length, length, batch), {}, 0
     for kind in shape.blocks:
-        name = kind.name or f"0-{kind.layers - 1}"
+        last = start + kind.layers - 1
+        name, start = kind.name or (f"{start}-{last}" if last > start else f"{start}"), last + 1
         found[name] = Cost(pass_items(block_parts(kind, call), training)).to(convention)
     return found
 

@@ -1,4 +1,4 @@
-"""Model classes of training codebases, known by the names of their parameters alone: they have no `config.json`.
+"""Model classes of training codebases, known by the names of their parameters alone, without a configuration.
 
 nanoGPT has GPT-2's names. Sources: torchtitan `models/common` (before 2026 Meta's LLaMA, also llama2.c), litgpt
 `model.py`, nanochat `gpt.py`.

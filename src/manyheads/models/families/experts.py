@@ -61,11 +61,12 @@ PHIMOE = decoder(
     renamed=((r"\.mlp\.router\.", ".block_sparse_moe.gate."),),
     refused={"lm_head_bias": (True, "a bias on the unembedding is not read for this family")},
 )
-_QWEN: dict[str, Any] = window(4096, ("max_window_layers", 28), ("use_sliding_window", False))
+_QWEN: dict[str, Any] = window(windowed=("use_sliding_window", False))
 _QWEN |= {"sparse_step": ("decoder_sparse_step", 1), "dense_list": ("mlp_only_layers", [])}
 QWEN2_MOE = decoder(
     "qwen2_moe",
     grouped(2048, 16, 24, 16, None, 5632, 151936, **_QWEN, attention_bias=("qkv_bias", True))
+    | keys(window_period=("", 2), window_until_layer=("max_window_layers", 28))
     | _visits(60, 4, 1408)
     | keys(shared_hidden=("shared_expert_intermediate_size", 5632)),
     attention(output=NEVER),

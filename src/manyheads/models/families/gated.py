@@ -74,7 +74,8 @@ QWEN3 = decoder(
     grouped(4096, 32, 32, 32, 128, 22016, 151936, attention_bias=False, **_QWEN_WINDOW),
     attention() + QUERY_KEY_NORMS,
 )
-_SMOLLM3 = {"tied": True, "rotary_period": ("no_rope_layer_interval", 4), **_BIASES, **_QWEN_WINDOW}
+_SMOLLM3 = {"tied": True, "rotary_period": ("no_rope_layer_interval", 4), **_BIASES}
+_SMOLLM3 |= window(None, windowed=("use_sliding_window", False))
 SMOLLM3 = LLAMA.derive("smollm3", grouped(2048, 16, 36, 4, None, 11008, 128256, **_SMOLLM3))
 GRANITE = LLAMA.derive("granite", fixed_scale=True, beyond=FIXED)
 _HELIUM = grouped(2560, 20, 24, 20, 128, 7040, 48000, **_BIASES)

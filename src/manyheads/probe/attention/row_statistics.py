@@ -1,4 +1,4 @@
-r"""Attention statistics of chosen rows: exact, from the logits of those rows, for every mask, bias and soft-cap.
+r"""Attention statistics of chosen rows: exact, from the logits of those rows, for every mask, bias, soft-cap and sink.
 
 With x = s - max s, e = exp x and Z = sum e over the allowed keys of a row,
 

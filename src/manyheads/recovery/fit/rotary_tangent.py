@@ -1,4 +1,4 @@
-r"""Rotary layer as a point of a least-squares problem: residual, products with its Jacobian, and their metric.
+r"""Least squares over layers that turn queries and keys (RoPE): residual, products with its Jacobian, and metric.
 
 Parametrized by what the answers determine, up to invertible factors: with x~ = x, or (x, 1) where there are biases,
 
