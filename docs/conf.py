@@ -64,7 +64,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }
-html_sidebars = {"index": [], "choose": [], "compare": []}
+html_sidebars = {"index": [], "compare": []}
 
 OUTSIDE = {  # files of the repository that are pages of the site
     "../NOTEBOOK.md": "notebook.md",

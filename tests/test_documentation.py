@@ -36,7 +36,7 @@ SLOW = {  # pages and modules whose examples compile or train for more than a CP
     "docs/merged-and-separate-weights.md",
     "docs/one-bit-self-attention.md",
     "docs/recovery.md",
-    "docs/results.md",
+    "docs/runs.md",
     "docs/scaling-recipes.md",
     "docs/sparse-contextual-bigrams.md",
     "manyheads.attention.multihead",
