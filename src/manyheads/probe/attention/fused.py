@@ -18,9 +18,10 @@ On a GPU the kernel of `flash_kernel` gives all of it in one pass, the attention
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
+from manyheads.attention.flash_kernel import attend, runs_on
 from manyheads.models.torch.lazy_torch import Tensor, torch
-from manyheads.probe.attention.flash_kernel import attend, runs_on
 from manyheads.probe.attention.interface import AttentionCall
 from manyheads.probe.attention.row_statistics import fold_sink, summarize_mask
 
@@ -83,6 +84,15 @@ def fused_statistics(
     return statistics, levels, counted, largest
 
 
+def attend_call(
+    call: AttentionCall, value: Tensor | None, statistics: Collection[str], first: Tensor | None = None
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Return output and statistics of a call by the kernel of GPUs."""
+    score = {"mask": call.mask, "bias": call.bias, "softcap": call.softcap, "sink": call.sink}
+    options: dict[str, Any] = score | {"scale": call.scale, "causal": call.causal, "offset": 0, "first": first}
+    return attend(call.query, call.key, value, statistics, **options)
+
+
 def kernel_statistics(
     call: AttentionCall, figures: Collection[str], value: Tensor | None = None
 ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor], Tensor, Tensor | None]:
@@ -99,7 +109,7 @@ def kernel_statistics(
     asked |= {"column"} if summary.own is not None and "distance" in figures else set()
     first = None if call.mask is None else summary.first
     value = None if value is None else value.to(call.key.dtype)
-    output, statistics = attend(call, value, asked, offset=0, first=first)
+    output, statistics = attend_call(call, value, asked, first)
     top = statistics.pop("max_logit")
     if (column := statistics.pop("column", None)) is not None:
         statistics["distance"] = torch.arange(len(rows), device=device) - column

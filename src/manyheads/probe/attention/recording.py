@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from manyheads._extras import require
 from manyheads._extras import xarray as xr
+from manyheads.attention.flash_kernel import runs_on
 from manyheads.errors import UsageError, check_integer
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.probe.attention.datasets import (
@@ -22,8 +23,7 @@ from manyheads.probe.attention.datasets import (
     stack_snapshots,
     take_snapshot,
 )
-from manyheads.probe.attention.flash_kernel import attend, runs_on
-from manyheads.probe.attention.fused import fused_statistics, kernel_statistics
+from manyheads.probe.attention.fused import attend_call, fused_statistics, kernel_statistics
 from manyheads.probe.attention.interface import AttentionCall, AttentionObserver, read_call
 from manyheads.probe.attention.row_statistics import row_statistics
 
@@ -117,7 +117,7 @@ class AttentionRecord:
             )
         value = arguments[2][:, :, : call.key.shape[2]]
         if (name := self._names.get(id(module))) is None:
-            return attend(call, value, (), offset=0)[0]
+            return attend_call(call, value, ())[0]
         return self._sum_up(call, self._layer(name, call), value)
 
     def settle(self) -> None:

@@ -14,17 +14,23 @@ attention. Errors stay within `BOUND` eps max(1, scale |q| |k|), eps that of flo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from manyheads.models.torch.lazy_torch import Tensor, torch
-from manyheads.probe.attention.interface import AttentionCall
+from manyheads._namespaces import namespace
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 try:
     import triton
     import triton.language as tl
 
-    jit = triton.jit
+    # Sizes are not compiled in: one program for all lengths.
+    jit = functools.partial(
+        triton.jit, do_not_specialize=["heads", "shared", "last", "keys", "offset", "window", "plane"]
+    )
 except ModuleNotFoundError:  # no GPU, or no PyTorch
     triton, tl = None, None
 
@@ -47,22 +53,30 @@ class Tiles(NamedTuple):
     stages: int = 3
     late: bool = False  # t after the product with the values
     lazy: bool = False  # sums of eight columns, reduced to rows at the end
+    precision: str = "ieee"  # of products of float32: exact, or "tf32x3" on tensor cores
 
 
 def tiles(width: int, wide: bool) -> Tiles:
     """Return the default for heads of a width; `wide` numbers have four bytes."""
     if wide:
-        return Tiles(64, 32, 4, 2) if width > 64 else Tiles(64, 64, 4, 2)
+        return Tiles(16, 16, 4, 1) if width > 128 else Tiles(32, 32, 8, 1)
     if width > 128:
         return Tiles(64, 64, 4, 2)
     return Tiles(128, 64, 8, 3) if width > 64 else Tiles(128, 64, 4, 3)
 
 
 def attend(
-    call: AttentionCall,
+    query: Tensor,
+    key: Tensor,
     value: Tensor | None = None,
     statistics: Collection[str] = ("logsumexp",),
     *,
+    scale: float,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
     offset: int | None = None,
     window: int | None = None,
     first: Tensor | None = None,
@@ -70,11 +84,12 @@ def attend(
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
     """Return the output (B, n, H, d), None without values, and statistics of the rows among the keys alone, (B, H, n).
 
-    The output includes a learned sink. A causal row i sees the keys up to i + `offset`, by default m - n, and with
-    `window` so many of them. `first` (B or 1, H or 1, n) are the first keys
-    that rows see; None: those of the window, or the first.
+    Query is (B, H, n, d), key and values (B, G, m, d); logits are cap tanh(scale q . k / cap) + bias. Mask and bias
+    broadcast to (B, H, n, m). The output includes a learned sink. A causal row i sees the keys up to i + `offset`, by
+    default m - n, and with `window` so many of them. `first` (B or 1, H or 1, n) are the first keys that rows see;
+    None: those of the window, or the first.
     """
-    query, key, unit = _rows(call.query), _rows(call.key), call.scale
+    torch, unit, query, key = namespace(query), scale, _rows(query), _rows(key)
     value = None if value is None else _rows(value)
     if unit < 0:  # a maximum of products is one of logits then
         query, unit = -query, -unit
@@ -83,27 +98,27 @@ def attend(
     cut = cut or tiles(max(d, deep), query.element_size() > 2)
     found = torch.empty((len(STATISTICS), B, H, n), dtype=torch.float32, device=query.device)
     output = None if value is None else torch.empty((B, n, H, deep), dtype=query.dtype, device=query.device)
-    mask, bias, first = (_spread(each, (B, H, n)) for each in (call.mask, call.bias, first))
+    mask, bias, first = (_spread(each, (B, H, n)) for each in (mask, bias, first))
     mask = None if mask is None else mask.view(torch.uint8)
     asked = set(statistics)
     none = (0, 0, 0, 0)
     block = {"BLOCK_M": cut.rows, "BLOCK_N": cut.keys, "BLOCK_D": _power(d), "BLOCK_V": _power(deep)}
     _kernel[(-(-n // cut.rows), B * H)](
         query, key, key if value is None else value, found if output is None else output, found,
-        found if call.sink is None else call.sink, found if mask is None else mask, found if bias is None else bias,
+        found if sink is None else sink, found if mask is None else mask, found if bias is None else bias,
         found if first is None else first, *query.stride()[:3], *key.stride()[:3],
         *(key if value is None else value).stride()[:3],
         *((0, 0, 0) if output is None else (output.stride(0), output.stride(2), output.stride(1))),
         *(none if mask is None else mask.stride()), *(none if bias is None else bias.stride()),
         *(none[:3] if first is None else first.stride()), H, H // G, n, m,
-        m - n if offset is None else offset, window or 0, unit, call.softcap or 1.0,
-        B * H * n, D=d, DV=deep or d, **block, CAUSAL=call.causal, WINDOW=window is not None,
-        HAS_MASK=mask is not None, HAS_BIAS=bias is not None, HAS_SINK=call.sink is not None,
-        HAS_FIRST=first is not None, SOFTCAP=call.softcap is not None, HAS_V=value is not None,
+        m - n if offset is None else offset, window or 0, unit, softcap or 1.0,
+        B * H * n, D=d, DV=deep or d, **block, CAUSAL=causal, WINDOW=window is not None,
+        HAS_MASK=mask is not None, HAS_BIAS=bias is not None, HAS_SINK=sink is not None,
+        HAS_FIRST=first is not None, SOFTCAP=softcap is not None, HAS_V=value is not None,
         MEAN=bool(asked & {"entropy", "mean_logit"}), COLLISION="collision" in asked,
         FIRST_MASS="first_mass" in asked, COLUMN="column" in asked, SUMS=bool(asked & {"logsumexp", "max_logit"}),
         SQUARE="output_square" in asked and value is not None, LATE=cut.late, LAZY=cut.lazy,
-        PRECISION="ieee", num_warps=cut.warps, num_stages=cut.stages,
+        PRECISION=cut.precision, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     pairs = ("entropy", "mean_logit"), ("logsumexp", "max_logit")
     asked |= {name for pair in pairs if asked & set(pair) for name in pair}
@@ -299,6 +314,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     empty = m == -float("inf")
     safe = tl.where(empty, 1.0, total)
     base = tl.where(empty, 0.0, m)
+    plane = tl.cast(plane, tl.int64)
     out = STATS + (batch * heads + head) * last + wide
     here = rows < last
     if SUMS:
