@@ -62,7 +62,7 @@ def tiles(width: int, wide: bool) -> Tiles:
         return Tiles(16, 16, 4, 1) if width > 128 else Tiles(32, 32, 8, 1)
     if width > 128:
         return Tiles(64, 64, 4, 2)
-    return Tiles(128, 64, 8, 3) if width > 64 else Tiles(128, 64, 4, 3)
+    return Tiles(128, 64, 8, 3)
 
 
 def attend(
