@@ -1,7 +1,5 @@
 """`manyheads runs`, `report` and `cite`: what is stored, its care, a report and the sources."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

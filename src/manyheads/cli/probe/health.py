@@ -1,7 +1,5 @@
 """`manyheads probe health`: alarms and dormant heads of a recorded training."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

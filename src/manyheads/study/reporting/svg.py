@@ -1,7 +1,5 @@
 """SVG text of panels: real text, colours that follow the page, a title and an alternative text."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -3,8 +3,6 @@
 Good is what still has its digest, line by line or row by row.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """Status of a run: units stored, claimed and missing in each cell, launches, environments and failures."""
 
-from __future__ import annotations
-
 from manyheads._json import Json
 from manyheads._overview import printable
 from manyheads.study.store.leases import claims_in, owners_of

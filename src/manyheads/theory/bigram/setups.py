@@ -1,7 +1,5 @@
 """Shared parts of the bigram studies: source, seed and task of a replicate, predictions of training."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import NamedTuple

@@ -14,8 +14,6 @@ S. Chen, Y. Li, arXiv 2402.04084: net over the span and linear regression.
 G. Golub, V. Pereyra, SIAM J. Numer. Anal. 10 (1973), and L. Kaufman, BIT 15 (1975): variable projection.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -25,8 +25,6 @@ S. Chen, Y. Li, arXiv 2402.04084: certificates determine the affine hull, whose 
 eigenproblem, the weights and the ranking are worked out here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -14,8 +14,6 @@ References
 S. Chen, Y. Li, arXiv 2402.04084: the stage, in its first form. The trimmed head is worked out here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -6,8 +6,6 @@ entries is needed: first all x_r B u_s^T - t_s h, then their sums against x_r^T 
 are the top ones of the matrix taken from its largest eigenvalue, which is what Lanczos' method finds well.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Executor
 
 import numpy as np

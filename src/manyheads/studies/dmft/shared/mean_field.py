@@ -4,8 +4,6 @@ A study solves a limit with `solve_blocks`, keeps `summarize` of it, and trains 
 over training, and at its end `logits`, mean over heads, and the kernel `pooled`, of the same dimensions on both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any

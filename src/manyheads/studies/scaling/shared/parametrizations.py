@@ -1,7 +1,5 @@
 """Parametrizations by name, and plans of networks along N, H and L in which equal networks are trained once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -12,8 +12,6 @@ Functions of this module are compiled on the first call (`manyheads.theory.bigra
 integers to 64 bits in every operation, hence the casts.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +42,7 @@ FOR_SLOT, FOR_TARGET = np.uint32(SLOT[0]), np.uint32(TARGET[0])
 FEW = 9  # up to this number of tokens, passes that count two each are faster than a histogram
 
 
-def fill(workspace: Workspace, first: Word, second: Word) -> None:
+def fill(workspace: "Workspace", first: Word, second: Word) -> None:
     """Fill the workspace's tokens in the fastest of the three ways."""
     if workspace.guide.shape[0] == 0:
         fill_even(workspace.tokens, np.uint64(workspace.bounds.shape[0] + 1), first, second)
@@ -176,7 +174,7 @@ def sum_column(
     chosen: Ints,
     keys: Words,
     tables: Tables,
-    workspace: Workspace,
+    workspace: "Workspace",
     by_value: Doubles,
     gradient: Floats,
 ) -> None:
@@ -204,7 +202,7 @@ def run_steps(
     value: Doubles,
     attention: Floats,
     tables: Tables,
-    workspace: Workspace,
+    workspace: "Workspace",
     roots: Words,
     span: tuple[int, int],
     rates: Rates,
@@ -238,7 +236,7 @@ def run_steps(
 
 
 def run_gradients(
-    value: Doubles, attention: Floats, tables: Tables, workspace: Workspace, roots: Words, step: int
+    value: Doubles, attention: Floats, tables: Tables, workspace: "Workspace", roots: Words, step: int
 ) -> tuple[Doubles, Floats]:
     """Return both preconditioned gradients of one step."""
     size, length = attention.shape

@@ -24,8 +24,6 @@ The penalty's form, its calibration, the algorithm and the tests are derived her
 is: Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

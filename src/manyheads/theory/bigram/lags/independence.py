@@ -15,8 +15,6 @@ of the stream; for them the mean of :math:`T_s^2` over all rotations of the targ
 distribution, since a rotation keeps what they are among themselves, and the larger one counts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,7 +36,7 @@ class Forecast:
     weights: np.ndarray  # (N, M)
 
     @classmethod
-    def of(cls, data: Lagged, start: int, fit: Minimum) -> Forecast:
+    def of(cls, data: Lagged, start: int, fit: Minimum) -> "Forecast":
         """Take the samples from `start` on."""
         held = data.part(start, len(data))
         low = int(held.places[0]) - data.lags + 1

@@ -10,8 +10,6 @@ that is looked up, is the simplest of them and wins such ties: where it explains
 and up to a small share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Initial states are perturbed by signals of given size in units of the drift :mat
 `manyheads.theory.bigram.theorems.initialization` has the formulas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial

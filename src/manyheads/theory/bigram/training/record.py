@@ -1,7 +1,5 @@
 """Training with records: states every few steps, with exact excess loss and overlaps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

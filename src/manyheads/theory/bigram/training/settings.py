@@ -5,8 +5,6 @@ squared norms. An error of a factor changes the growth by its square root; the s
 only.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import dataclass, field
@@ -138,7 +136,7 @@ class TrainingSettings:
             )
 
     @classmethod
-    def for_task(cls, task: BigramTask) -> TrainingSettings:
+    def for_task(cls, task: BigramTask) -> "TrainingSettings":
         r"""Return default settings, from the task's vocabulary, length and sparsity alone.
 
         The largest weight of a row, 1/Q or more, reaches a z-score of :math:`\sqrt{2T/\kappa_2K_Q}/Q` on the plateau:

@@ -4,8 +4,6 @@ The context is followed by the query, whose output is the distribution of the ta
 cross-entropy, embeddings of tokens and positions included.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import equinox as eqx

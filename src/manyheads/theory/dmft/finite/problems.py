@@ -1,7 +1,5 @@
 """Problems for the limits from real data: few samples and tokens, so that they can be solved and trained many times."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradient flow by Runge-Kutta steps, gradient flow by an adaptive integrator with events, and gradient descent."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from dataclasses import dataclass
@@ -50,7 +48,7 @@ class FixedSteps:
         check_fields(self)
 
     @classmethod
-    def until(cls, horizon: float, step: float = 0.02, records: int = 50) -> FixedSteps:
+    def until(cls, horizon: float, step: float = 0.02, records: int = 50) -> "FixedSteps":
         """Choose steps no longer than `step` that end at `horizon`."""
         stride = max(1, math.ceil(horizon / (step * records) - 1e-9))
         return cls(horizon / (stride * records), stride, records)

@@ -1,7 +1,5 @@
 """Transformers of characters, and their statistics while they train on text: loss, attention entropy, stable ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Variants of a small transformer on text: tokens, normalization, masked tokens, widths and heads, one change each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path

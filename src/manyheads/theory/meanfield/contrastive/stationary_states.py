@@ -7,8 +7,6 @@ At Q = 0 the linearized ODE is diagonal in the features [derived here]: feature 
 with the noise alone in the expectations. Of the distribution of a feature only E c_k^2 enters, for every smooth loss.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

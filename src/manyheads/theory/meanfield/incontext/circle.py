@@ -22,8 +22,6 @@ that falls as :math:`n^{-1/2}`.
 Derived here; the paper (Kim and Suzuki, arXiv 2402.01258) has no such example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ It is positive where a classifier that is linear in the pixels is right. When an
 for which it is classified wrongly.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import equinox as eqx
