@@ -1,11 +1,8 @@
 """`demo/extraction`: the weights of one attention layer of the demo's transformer, recovered by queries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +14,7 @@ from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.data.characters import read_characters
 from manyheads.demo.entropy_rebound import finished_study, open_trainings, training_of
 from manyheads.demo.text import TextTraining, trained_model
-from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
+from manyheads.recovery import ExtractionOptions, Recovery, RecoveryRefused, compare_layers, extract_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.panels import layer_panels
@@ -25,10 +22,7 @@ from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.result.distributions import GaussianSequences
 from manyheads.study.reporting.html import format_figure
 from manyheads.theory.papers import CHEN_LI
-
-if TYPE_CHECKING:
-    from manyheads.recovery import Recovery
-    from manyheads.transformer.transformer import Transformer
+from manyheads.transformer.transformer import Transformer
 
 FRESH = 500  # fresh sequences on which the certificate is tested
 WINDOWS = 4  # windows of real text on which the extracted layer is compared with the transformer

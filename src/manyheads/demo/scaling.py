@@ -1,10 +1,7 @@
 """`demo/scaling`: updates of the demo's transformer at twice its heads and depth, scaled by the table and unscaled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -17,6 +14,8 @@ from manyheads.demo.text import TextTraining
 from manyheads.scaling.checks.coordinate_check import TOLERANCE
 from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.parametrization.power_laws import Power
+from manyheads.scaling.parametrization.table import Table
 from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import Recipe, measure_updates
 from manyheads.study.panels import Multiples, spread_curve
@@ -24,10 +23,6 @@ from manyheads.theory.joma.text.record import character_config
 from manyheads.theory.papers import BORDELON
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.power_laws import Power
-    from manyheads.scaling.parametrization.table import Table
 
 DRAWN = {"outputs": "the outputs", "residual": "the residual stream", "logits": "the attention logits"}
 WORDS = {"the table": "scaled", "plain": "plain"}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform, get_args
 
 from manyheads._constraints import check_fields
+from manyheads._extras import xarray as xr
 from manyheads._user_modules import load_file
 from manyheads.errors import UsageError
 from manyheads.study.cells import Cell, Value, grid
@@ -22,7 +23,6 @@ from manyheads.study.sources import Source
 
 if TYPE_CHECKING:
     import jax
-    import xarray as xr
 
     from manyheads.study.claims import Claim
     from manyheads.study.panels import Panel
@@ -182,8 +182,6 @@ class Study(abc.ABC):
 @contextlib.contextmanager
 def _on_grid(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> Iterator[tuple[xr.Dataset, xr.Dataset]]:
     """Yield prediction and trained systems over the axes of the grid; arithmetic keeps long names and units."""
-    import xarray as xr
-
     from manyheads.study.tables import on_grid, theory_on_grid
 
     with xr.set_options(keep_attrs=True):

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, get_args
 
+from manyheads._extras import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.study.verdicts import LEVEL, Expected, Scale, Tolerance, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
-    import xarray as xr
     from numpy.typing import NDArray
 
 

@@ -14,8 +14,8 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from manyheads._extras import xarray as xr
 from manyheads._trees import T
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration, evaluated_claims
@@ -27,9 +27,6 @@ from manyheads.study.store.equality import differences
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.run_store import RunStore
 from manyheads.study.verdicts import Verdict
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 # What the command line asks of every run; a study's own flags stand beside them.
 OF_WORK = {"same_versions", "work_only", "offset", "expect", "array", "sbatch", "prologue", "finish", "until_decided"}
@@ -176,8 +173,6 @@ def check_verdicts(trial: Trial) -> None:
 
 def check_use_of_prediction(trial: Trial) -> None:
     """Check that the comparison reads the prediction, or that the study says why it does not."""
-    import xarray as xr
-
     study = trial.study
     try:
         study.compare(xr.Dataset(), trial.trained)
@@ -267,7 +262,6 @@ CHECKS: tuple[Callable[[Trial], None], ...] = tuple(
 def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:
     """Yield data that no theory predicted: settled, blown up, turned over, shifted, constant, in reverse order."""
     import numpy as np
-    import xarray as xr
 
     numeric = [name for name, value in trained.data_vars.items() if value.dtype.kind in "iuf"]
     place = xr.DataArray(np.arange(trained.sizes["cell"]), dims="cell")

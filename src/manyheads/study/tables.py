@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from manyheads._extras import xarray as xr
 from manyheads._json import Json
 from manyheads.errors import UsageError
 from manyheads.study.cells import Cell
 
 if TYPE_CHECKING:
     import numpy as np
-    import xarray as xr
     from numpy.typing import NDArray
 
 # Name: dimensions, values, long name and, unless it is 1, the unit; None for a text or a truth value, which has none.
@@ -28,8 +28,6 @@ def record(values: object, cells: Sequence[Cell] = ()) -> Any:
     >>> found["loss"].attrs, found["step"].attrs
     ({'long_name': 'training loss', 'units': 'nat'}, {'long_name': 'updates'})
     """
-    import xarray as xr
-
     if not isinstance(values, Mapping) or isinstance(values, xr.Dataset):
         return values
     data, coords = {}, {}
@@ -59,7 +57,6 @@ def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
     axes are named in the attribute `axes`, and labelled as the prediction labels them.
     """
     import numpy as np
-    import xarray as xr
 
     if "cell" not in trained.dims:
         return trained

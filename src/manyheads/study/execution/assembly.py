@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from manyheads._extras import xarray as xr
 from manyheads.study.cells import Cell
 from manyheads.study.execution.units import Layout
 from manyheads.study.store.disk import StoreDamaged
@@ -15,7 +16,6 @@ from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
     import numpy as np
-    import xarray as xr
     from numpy.typing import NDArray
 
     from manyheads.study.reporting.run_tree import RunTree
@@ -94,8 +94,6 @@ def _is_regular(schema: Schema) -> bool:
 
 def _stacked(schema: Schema, matrix: NDArray[np.uint8]) -> xr.Dataset:
     """Return units of one schema along `cell`, each with its axis of replicates."""
-    import xarray as xr
-
     variables = {}
     for field, array in schema.arrays(matrix):
         chunked = field.dims[:1] == ("replicate",)
@@ -151,7 +149,6 @@ def join_predictions(draws: Sequence[xr.Dataset]) -> xr.Dataset:
 
 def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
     import numpy as np
-    import xarray as xr
 
     first = _declared(parts[0])
     for position, part in enumerate(parts[1:], start=1):
@@ -178,8 +175,6 @@ def _declared(part: xr.Dataset) -> dict[Hashable, tuple[tuple[Hashable, ...], st
 
 def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: Sequence[Verdict]) -> RunTree:
     """Return the labelled tree of a run; its attributes hold identity, versions and the run's folder."""
-    import xarray as xr
-
     from manyheads.study.reporting.run_tree import RunTree
 
     header = runs.header
@@ -195,7 +190,6 @@ def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: S
 def verdict_table(verdicts: Sequence[Verdict]) -> xr.Dataset:
     """Return verdicts as a dataset along `claim`."""
     import numpy as np
-    import xarray as xr
 
     rows = [
         (one.claim, one.expected or "", one.outcome, one.figure, *one.interval, one.target, *one.tolerance, one.basis)

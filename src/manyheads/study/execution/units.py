@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from manyheads._extras import xarray as xr
 from manyheads._json import Json
 from manyheads._settings import reproducible
 from manyheads.study.base import Study
@@ -23,7 +24,6 @@ from manyheads.study.tables import record
 
 if TYPE_CHECKING:
     import jax
-    import xarray as xr
 
 PREDICTION_STREAM = 0xFFFF_FFFF  # replicates are counted from zero, so this stream meets none of theirs
 
@@ -193,7 +193,6 @@ def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     """Train replicates `first` to `last` under `vmap`; dimensions, coordinates and attributes come from the trace."""
     import jax
     import jax.numpy as jnp
-    import xarray as xr
 
     assert unit.cell is not None
     cell = unit.cell
@@ -215,7 +214,6 @@ def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
 def _on_host(dataset: xr.Dataset, unit: Unit) -> xr.Dataset:
     """Replace JAX arrays by NumPy arrays and refuse what a store cannot hold."""
     import numpy as np
-    import xarray as xr
 
     variables = {}
     for name in (*dataset.variables, *dataset.dims):
@@ -248,8 +246,6 @@ def _attributes(attributes: Mapping[Hashable, Json], where: str) -> dict[str, Js
 
 def _refuse_reserved(dataset: object, unit: Unit) -> xr.Dataset:
     """Refuse what is no dataset, and names that the joined tree gives to something else."""
-    import xarray as xr
-
     if not isinstance(dataset, xr.Dataset):
         raise MalformedResult(f"{unit}: expected an xarray.Dataset, got {type(dataset).__name__}")
     names = {str(name) for name in (*dataset.dims, *dataset.variables)}

@@ -1,14 +1,11 @@
 """Work on a run: units are claimed, computed where a worker is, and appended there to the worker's own segment."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study
@@ -19,9 +16,7 @@ from manyheads.study.store.leases import Claim, Launch
 from manyheads.study.store.provenance import environment_of
 from manyheads.study.store.records.schema import pack
 from manyheads.study.store.records.segments import Frame, SegmentWriter
-
-if TYPE_CHECKING:
-    from manyheads.study.store.run_store import RunStore
+from manyheads.study.store.run_store import RunStore
 
 BATCH_SECONDS = 2.0  # of work that is claimed at once
 LARGEST_BATCH = 256
@@ -56,7 +51,7 @@ class Task:
     inputs: dict[Path, str]  # sha256 of every file that the study reads
 
     @classmethod
-    def of(cls, runs: RunStore, launch: Launch, study: Study, seed: int) -> Task:
+    def of(cls, runs: RunStore, launch: Launch, study: Study, seed: int) -> "Task":
         """Return the task of a launch."""
         inputs, code = Inputs.of(study), _code(environment_of(study))
         if fingerprint(study, seed) != runs.run:

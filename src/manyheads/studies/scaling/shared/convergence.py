@@ -1,21 +1,17 @@
 """Convergence in size: distance to training at the largest size, as a power of the size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, check_rising
 from manyheads.statistics import Interval, fit_exponent, mean_interval
 from manyheads.statistics.distances import noise_of_mean
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-    from numpy.typing import ArrayLike
 
 LARGEST_ERROR = 1 / 3  # relative, of the sum of squared distances: beyond it there is no distance to speak of
 STEEPEST = 8.0  # powers beyond it are those of a single distance that stands out, and none
