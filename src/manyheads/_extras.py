@@ -12,6 +12,10 @@ from manyheads._moved import find_address
 from manyheads.errors import ExtraMissing
 
 if TYPE_CHECKING:
+    import jax as jax
+    import jax.numpy as jnp
+    import matplotlib as mpl
+    import numpy as np
     import xarray as xarray
 
 EXTRA_OF = {
@@ -46,7 +50,7 @@ class LazyModule:
 
 
 if not TYPE_CHECKING:
-    xarray = LazyModule("xarray")
+    jax, jnp, mpl, np, xarray = map(LazyModule, ("jax", "jax.numpy", "matplotlib", "numpy", "xarray"))
 
 
 def attach_stub(package: str, filename: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:

@@ -18,9 +18,8 @@ from manyheads.cli.help.descriptions import default_of, describe, kept_descripti
 from manyheads.cli.help.wrapping import is_watched, two_columns, wrap, wrap_lines, wrap_output
 from manyheads.cli.parsing import ABSENT, NUMBERS_READ, OptionalInt, Switch, parse_flags
 from manyheads.errors import UsageError
-from manyheads.study.base import Study
+from manyheads.study import Study, Verdict
 from manyheads.study.registry import STUDIES, load
-from manyheads.study.verdicts import Verdict
 
 TABLE = 100  # columns that a table of verdicts takes
 SHOW_USAGE = "usage: manyheads study show NAME\n\nShow the claim, source, flags and size of a study.\n"

@@ -18,9 +18,7 @@ import numpy as np
 import manyheads.study as st
 from manyheads._namespaces import Floats
 from manyheads.study.panels import Scatter
-from manyheads.theory.meanfield.hopfield.lyapunov import lyapunov_spectrum
-from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-from manyheads.theory.meanfield.hopfield.simulation import simulate_network
+from manyheads.theory.meanfield import OneBitNetwork, lyapunov_spectrum, simulate_network
 from manyheads.theory.papers import POC_LOPEZ
 
 POSITIONAL_WEIGHT = 0.1  # eps

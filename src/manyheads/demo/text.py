@@ -29,10 +29,8 @@ from manyheads.theory.joma.text.record import (
     step_flops,
     train_and_record,
 )
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.shape import Shape
+from manyheads.transformer import Shape, Transformer, initialize, standard_scaling
 from manyheads.transformer.training import count_weights, with_weights
-from manyheads.transformer.transformer import Transformer, initialize
 from manyheads.transformer.weights import Weights
 
 CONTEXTS = (0, 1, 2, 3)  # characters of context of the n-gram models

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform, get_args
 
 from manyheads._constraints import check_fields
+from manyheads._extras import jax
 from manyheads._extras import xarray as xr
 from manyheads._user_modules import load_file
 from manyheads.errors import UsageError
@@ -22,8 +23,6 @@ from manyheads.study.declarations.fields import documented, values_of
 from manyheads.study.sources import Source
 
 if TYPE_CHECKING:
-    import jax
-
     from manyheads.study.claims import Claim
     from manyheads.study.panels import Panel
     from manyheads.study.tables import Record
@@ -136,8 +135,6 @@ class Study(abc.ABC):
 
     def independent(self, key: jax.Array, **cell: Value) -> jax.Array:
         """Return a key of one cell alone, where cells shall not share their random numbers."""
-        import jax
-
         return jax.random.fold_in(key, self.cells().index(Cell(**cell)))
 
     def claims(self, *data: Any) -> Iterable[Claim]:

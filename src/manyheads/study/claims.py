@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, get_args
 
+from manyheads._extras import np
 from manyheads._extras import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.study.verdicts import LEVEL, Expected, Scale, Tolerance, Verdict
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -157,8 +157,6 @@ class Claim:
 
     def _decided(self, found: Any) -> Verdict:
         """Choose the rule by what was measured."""
-        import numpy as np
-
         from manyheads.statistics import Interval
         from manyheads.statistics.exponents import ExponentFit
         from manyheads.statistics.verdicts import replicates_to_decide

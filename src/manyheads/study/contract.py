@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from manyheads._extras import np
 from manyheads._extras import xarray as xr
 from manyheads._trees import T
 from manyheads.errors import ManyheadsError
@@ -68,8 +69,6 @@ class Trial:
 
     def under_distortions(self, measure: Callable[[xr.Dataset], T]) -> Iterator[T]:
         """Yield what is said of data that no theory predicted; nonsense that is refused says nothing."""
-        import numpy as np
-
         for distorted in _distortions(self.trained):
             try:
                 with np.errstate(all="ignore"):  # nonsense may divide by zero
@@ -261,8 +260,6 @@ CHECKS: tuple[Callable[[Trial], None], ...] = tuple(
 
 def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:
     """Yield data that no theory predicted: settled, blown up, turned over, shifted, constant, in reverse order."""
-    import numpy as np
-
     numeric = [name for name, value in trained.data_vars.items() if value.dtype.kind in "iuf"]
     place = xr.DataArray(np.arange(trained.sizes["cell"]), dims="cell")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from manyheads._extras import np
 from manyheads._extras import xarray as xr
 from manyheads._json import Json
 from manyheads.errors import UsageError
 from manyheads.study.cells import Cell
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 # Name: dimensions, values, long name and, unless it is 1, the unit; None for a text or a truth value, which has none.
@@ -56,8 +56,6 @@ def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
     Where the grid is no product of its axes, numbers are NaN and texts empty; where it is one, arrays are views. The
     axes are named in the attribute `axes`, and labelled as the prediction labels them.
     """
-    import numpy as np
-
     if "cell" not in trained.dims:
         return trained
     names = [str(name) for name, found in trained.coords.items() if found.dims == ("cell",) and name != "cell"]
@@ -98,8 +96,6 @@ def theory_on_grid(predicted: xr.Dataset, cells: Sequence[Cell]) -> xr.Dataset:
 
 def _on_axes(rows: NDArray[Any], places: tuple[NDArray[np.intp], ...], shape: tuple[int, ...]) -> NDArray[Any]:
     """Return rows over cells as an array over axes, a view where cells are their product in order."""
-    import numpy as np
-
     full = int(np.prod(shape)) == len(rows)
     if full and (not shape or (np.ravel_multi_index(places, shape) == np.arange(len(rows))).all()):
         return rows.reshape(*shape, *rows.shape[1:])

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import np
 from manyheads._json import Json
 from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from jaxtyping import Float
     from matplotlib.figure import Figure
@@ -205,8 +205,6 @@ class Verdict(Shown):
         cls, claim: str, values: NDArray[np.float64], target: float, tolerance: Tolerance, bounds: Pair, **stated: Any
     ) -> Verdict:
         """Decide a claim on a geometric mean by the logarithms of target, region, bounds and samples."""
-        import numpy as np
-
         from manyheads.statistics.verdicts import acceptance_region
 
         region = acceptance_region(target, tolerance)

@@ -11,8 +11,7 @@ from jaxtyping import Array, Bool, Float, Num
 from numpy.typing import DTypeLike
 
 from manyheads._arrays import follows_caller
-from manyheads.attention.masks import causal
-from manyheads.attention.softmax import masked_softmax
+from manyheads.attention import causal, masked_softmax
 from manyheads.errors import ShapeError
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput, embed

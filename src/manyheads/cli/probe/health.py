@@ -7,6 +7,7 @@ from typing import Annotated, Union
 
 import tyro
 
+from manyheads._extras import np
 from manyheads._extras import xarray as xr
 from manyheads._overview import printable
 from manyheads.cli.parsing import OptionalInt, Switch
@@ -65,8 +66,6 @@ def _fixed_batch(path: Path) -> tuple[xr.Dataset, xr.Dataset | None]:
 
     Circuits are left out, and updates are None, if they were not recorded.
     """
-    import numpy as np
-
     from manyheads.probe.live.reading import open_recording
 
     tree = open_recording(path)

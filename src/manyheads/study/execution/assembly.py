@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from manyheads._extras import np
 from manyheads._extras import xarray as xr
 from manyheads.study.cells import Cell
 from manyheads.study.execution.units import Layout
@@ -15,7 +16,6 @@ from manyheads.study.store.records.table import Pack
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from manyheads.study.reporting.run_tree import RunTree
@@ -37,8 +37,6 @@ def assemble(runs: RunStore, replicates: int) -> tuple[xr.Dataset, xr.Dataset]:
 
 def _assembled(layout: Layout, replicates: int, packs: Sequence[Pack]) -> tuple[xr.Dataset, xr.Dataset]:
     """Join units schema by schema: what `_joined` returns, in time linear in the units if the schemas are few."""
-    import numpy as np
-
     draws = layout.predictions or 1
     predictions, parts = [], []
     for pack in packs:
@@ -119,8 +117,6 @@ def join_replicates(parts: Sequence[xr.Dataset], replicates: int) -> xr.Dataset:
 
 
 def _of_replicates(joined: xr.Dataset) -> xr.Dataset:
-    import numpy as np
-
     numbers = np.arange(joined.sizes["replicate"])
     return joined.assign_coords(replicate=("replicate", numbers, {"long_name": "replicate"}))
 
@@ -135,8 +131,6 @@ def join_cells(cells: Sequence[Cell], parts: Sequence[xr.Dataset]) -> xr.Dataset
 
 
 def _of_cells(cells: Sequence[Cell], joined: xr.Dataset) -> xr.Dataset:
-    import numpy as np
-
     names = list(dict.fromkeys(name for cell in cells for name in cell))
     values = {name: ("cell", np.asarray([cell[name] for cell in cells])) for name in names}
     return joined.assign_coords({"cell": ("cell", [cell.slug for cell in cells]), **values})
@@ -148,8 +142,6 @@ def join_predictions(draws: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
-    import numpy as np
-
     first = _declared(parts[0])
     for position, part in enumerate(parts[1:], start=1):
         other = _declared(part)
@@ -189,8 +181,6 @@ def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: S
 
 def verdict_table(verdicts: Sequence[Verdict]) -> xr.Dataset:
     """Return verdicts as a dataset along `claim`."""
-    import numpy as np
-
     rows = [
         (one.claim, one.expected or "", one.outcome, one.figure, *one.interval, one.target, *one.tolerance, one.basis)
         for one in verdicts

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 
+from manyheads._extras import mpl
 from manyheads.study.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 from manyheads.study.reporting.drawing import draw
 from manyheads.study.reporting.style import STYLE, raised, typeset, with_variables
@@ -15,8 +16,6 @@ MOST_CURVES = 8  # that an alternative text describes one by one
 
 def svg(panel: Drawn, prefix: str) -> str:
     """Return the panel as an SVG element whose ids begin with `prefix`; the same panel gives the same text."""
-    import matplotlib as mpl
-
     with mpl.rc_context(STYLE):
         buffer = io.StringIO()
         metadata = {"Date": None, "Creator": None}

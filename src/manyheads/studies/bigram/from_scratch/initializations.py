@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.bigram import setups
-from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
+from manyheads.theory.bigram import BigramTask, draw_bigram_task, setups
 from manyheads.theory.bigram.theorems import initialization
 from manyheads.theory.bigram.theorems.signal import SignalSystem, predict_escape
 from manyheads.theory.bigram.training import plateau_escape

@@ -16,15 +16,14 @@ from manyheads.errors import CertificateError, UsageError
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.studies.scaling.shared.parametrizations import TASKS
 from manyheads.study.claims import Region
+from manyheads.theory.dmft import Network, Problem, train_networks
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.theory.dmft.branches.branch import Branch, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import fewest_heads, fewest_neurons
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.theory.dmft.finite.ensembles import Network, train_networks
 from manyheads.theory.dmft.finite.problems import digits_problem, text_problem
 from manyheads.theory.dmft.grids.depth import finite_depth_step
-from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion
 from manyheads.theory.dmft.trajectory import Trajectory
 

@@ -29,9 +29,7 @@ from manyheads.theory.joma.text.record import (
 )
 from manyheads.theory.joma.theorems.rebound import REBOUND
 from manyheads.theory.papers import TIAN
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.shape import Shape
-from manyheads.transformer.transformer import Transformer
+from manyheads.transformer import Shape, Transformer, standard_scaling
 from manyheads.transformer.weights import draw_weights
 
 ADAM = optax.scale_by_adam()  # one object: training compiles once per optimizer

@@ -13,10 +13,9 @@ import xarray as xr
 
 import manyheads.study as st
 from manyheads.studies.meanfield.hopfield.attractor_panels import attractor_panels
+from manyheads.theory.meanfield import OneBitNetwork, simulate_network
 from manyheads.theory.meanfield.hopfield.attractors import classify_attractors
 from manyheads.theory.meanfield.hopfield.lyapunov import LyapunovSpectrum, bifurcation_scan, lyapunov_spectrum
-from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-from manyheads.theory.meanfield.hopfield.simulation import simulate_network
 from manyheads.theory.papers import POC_LOPEZ
 
 # Output inverse temperatures of the publication's trajectories, and some on either side of them.

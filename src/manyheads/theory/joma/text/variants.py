@@ -16,10 +16,8 @@ from manyheads.data import TextWindows
 from manyheads.data.characters import read_characters, read_words
 from manyheads.spectra.traced_ranks import traced_stable_rank
 from manyheads.theory.joma.text.record import character_config, held_out_starts
-from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer import Shape, Transformer, TransformerConfig
 from manyheads.transformer.losses import cross_entropy
-from manyheads.transformer.shape import Shape
-from manyheads.transformer.transformer import Transformer
 
 Batch = tuple[Int[Array, "batch length"], Int[Array, "batch length"], Bool[Array, "batch length"]]
 MASKED = 0.15  # share of the tokens that an encoder is asked for

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_floats
+from manyheads._extras import jax
 from manyheads._namespaces import Array
 from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
@@ -128,6 +129,4 @@ def fill_window(weights: Weights, state: State, sweep: Sweep) -> tuple[State, li
 @functools.cache
 def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
     """Return a function, compiled for each value of its first argument; JAX is imported when it is first called."""
-    import jax
-
     return jax.jit(function, static_argnums=0)

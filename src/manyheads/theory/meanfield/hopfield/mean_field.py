@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import jax
 from manyheads._namespaces import Array
 from manyheads._settings import double_precision
 from manyheads.errors import check_integer
@@ -86,14 +87,10 @@ def mean_field_trajectory(
 
 def run_period(weights: Weights, state: State, beta: Array, gain: Array) -> tuple[State, Array]:
     """Take L steps, from position 0; return the state and the overlaps of the L tokens, (L, M, B). Traced by JAX."""
-    import jax
-
     return jax.lax.scan(lambda state, place: step(weights, place, state, beta, gain), state, weights.positions)
 
 
 def _record(periods: int, weights: Weights, state: State, beta: Array, gain: Array) -> Array:
     """Return the overlaps of so many periods. Traced by JAX."""
-    import jax
-
     _, overlaps = jax.lax.scan(lambda state, _: run_period(weights, state, beta, gain), state, None, length=periods)
     return overlaps.reshape(-1, *overlaps.shape[2:])

@@ -21,10 +21,8 @@ from manyheads.data.digits import cut_patches, normalize
 from manyheads.data.draws import draw_integers
 from manyheads.errors import ShapeError
 from manyheads.theory.joma.text.variants import layer_statistics
-from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer import Shape, Transformer, TransformerConfig
 from manyheads.transformer.inputs import PatchInput
-from manyheads.transformer.shape import Shape
-from manyheads.transformer.transformer import Transformer
 
 CLASSES, PATCH = 10, 2  # digits; side of a patch, 16 of which make an image
 
