@@ -7,7 +7,7 @@ from scipy import integrate, stats
 
 from manyheads.errors import UsageError
 from manyheads.probe import find_alarms
-from manyheads.probe.alarms.changes import DEGREES, alarm_level, detection_statistics, standardized_residuals
+from manyheads.probe.alarms.detection import DEGREES, alarm_level, detection_statistics, standardized_residuals
 from manyheads.probe.alarms.detection import calibrated_level, score
 from manyheads.probe.alarms.figures import WATCHED
 

@@ -22,7 +22,7 @@ from manyheads.recovery.examples.stages.hull import (
 )
 from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, measure_doubt, refine_sum
 from manyheads.recovery.examples.stages.shards import add_up, open_shards
-from manyheads.recovery.examples.stages.smallest_eigenvalues import (
+from manyheads.recovery.examples.stages.hull import (
     find_bottom_by_products,
     find_bottom_dense,
     measure_gram,

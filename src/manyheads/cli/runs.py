@@ -76,7 +76,7 @@ class Status:
 
     def run(self) -> int:
         """Print what is known; nothing is changed."""
-        from manyheads.study.store.status import describe, status
+        from manyheads.study.store.repair import describe, status
 
         found: list[dict[str, object]] = []
         refused = _for_each_run(existing(self.store), lambda run: found.append(status(run, self.replicates)))
