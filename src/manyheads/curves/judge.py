@@ -11,11 +11,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
 
+from manyheads._extras import Figure
 from manyheads._namespaces import Floats
 from manyheads._overview import Overview, Shown
 from manyheads.curves.curve_files import RunCurves
@@ -26,9 +26,6 @@ from manyheads.errors import UsageError
 from manyheads.statistics import Interval
 from manyheads.statistics.intervals import proportion_interval
 from manyheads.statistics.rank_correlation import spearman
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FEWEST = 8  # runs with a loss from which a rank correlation is given
 PART = EARLY[len(EARLY) // 2]  # part of a run after which its final loss is predicted

@@ -14,21 +14,17 @@ is a most frequent symbol, and no order-blind predictor beats
 The derivation is this module's own. `order_blind_ceiling` computes it exactly.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import comb
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from manyheads._constraints import Constraint, check_fields, constrained
-from manyheads._extras import jax, jnp
+from manyheads._extras import Array, jax, jnp
 from manyheads.data.draws import draw_integers
 from manyheads.errors import check_integer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jax import Array
 
 
 class RecallBatch(NamedTuple):

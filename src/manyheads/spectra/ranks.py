@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from scipy import linalg, special
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import ArrayLike, Float
 from manyheads._namespaces import Floats
 from manyheads.errors import CertificateError, UsageError
 from manyheads.spectra.bidiagonal import (
@@ -20,10 +21,6 @@ from manyheads.spectra.bidiagonal import (
     golub_kahan,
     row_blocks,
 )
-
-if TYPE_CHECKING:
-    from jax.typing import ArrayLike
-    from jaxtyping import Float
 
 EPS = float(np.finfo(np.float64).eps)
 

@@ -2,13 +2,14 @@
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Float
 from manyheads.errors import UsageError
 from manyheads.statistics.intervals import (
     Interval,
@@ -21,9 +22,6 @@ from manyheads.statistics.intervals import (
     t_quantile,
     tail_factors,
 )
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 Outcome: TypeAlias = Literal["holds", "refuted", "inconclusive"]
 

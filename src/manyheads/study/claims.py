@@ -11,15 +11,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, get_args
+from typing import Any, NamedTuple, SupportsFloat, get_args
 
-from manyheads._extras import np
+from manyheads._extras import NDArray, np
 from manyheads._extras import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.study.verdicts import LEVEL, Expected, Scale, Tolerance, Verdict
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Region(NamedTuple):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from manyheads._extras import np
+from manyheads._extras import NDArray, np
 from manyheads._extras import xarray as xr
 from manyheads._json import Json
 from manyheads.errors import UsageError
 from manyheads.study.cells import Cell
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Name: dimensions, values, long name and, unless it is 1, the unit; None for a text or a truth value, which has none.
 # A name that is its own only dimension is a coordinate. A measured time has a table of attributes as its third entry.

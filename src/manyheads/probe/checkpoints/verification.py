@@ -10,11 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._extras import Figure
 from manyheads._overview import Overview, Shown, distinct_texts
 from manyheads.errors import UsageError
 from manyheads.models.checkpoints.checkpoint import Checkpoint
@@ -31,9 +32,6 @@ from manyheads.probe.checkpoints.copies import (
 )
 from manyheads.probe.checkpoints.folder import check_folder
 from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of, read_order
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Sampled entries from which the order of a single shard is told: with fewer, distances that are equal differ by chance.
 OF_SHARD = 8 * SAMPLE

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_arrays
 from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._extras import Num
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery._types import Generator
@@ -44,9 +45,6 @@ from manyheads.recovery.refusals import NoFit, check_positive
 from manyheads.recovery.result.certificates import Certificate
 from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.result.results import Recovery, Stage, StageLog
-
-if TYPE_CHECKING:
-    from jaxtyping import Num
 
 Method = Literal["student", "six-stage"]
 SLIGHT = 1e-6  # share of the noise that a further step of the refinement must be worth

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Figure
 from manyheads._overview import Overview, Shown
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, ArrayFunction, Figures
@@ -16,9 +17,6 @@ from manyheads.recovery.layers.evaluation import apply_layer
 from manyheads.recovery.oracle.noise_estimate import OracleNoise
 from manyheads.recovery.oracle.oracle import Counts, Oracle
 from manyheads.recovery.result.head_accuracy import HeadAccuracy
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)

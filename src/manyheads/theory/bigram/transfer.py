@@ -16,24 +16,20 @@ Wang and Lee, NeurIPS 2024, arXiv 2410.23438); the test, its calibration and C a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
 from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._extras import Figure, Float, Int
 from manyheads._overview import Overview, Shown
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics import Interval
 from manyheads.theory.bigram.screening import check_samples, count_chunks, find_least_samples
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-    from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
-
-    from manyheads.theory.bigram.task import Batch, BigramTask
+from manyheads.theory.bigram.task import Batch, BigramTask
 
 Decision = Literal["helps", "does not", "undecided"]
 VERBS = {"helps": "helps", "does not": "does not help", "undecided": "helps or not is undecided"}

@@ -1,19 +1,16 @@
 """Labelled dataset of a solution, with an error beside every variable that has one."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from manyheads._extras import Figure, pd
 from manyheads._overview import Overview
 from manyheads.theory.dmft.branches.attention_infinite_heads import QUANTILES
 from manyheads.theory.dmft.grids.coarse_grid import TimeGrid
 from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 # Dimensions after the step, and what a reader calls it.
 VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {

@@ -14,12 +14,12 @@ one attractor as long as it exists. Where scans up and down differ, several attr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from manyheads._arrays import as_floats, takes_arrays
-from manyheads._extras import jax, jnp
+from manyheads._extras import ArrayLike, Float, jax, jnp
 from manyheads._namespaces import Array
 from manyheads._settings import double_precision
 from manyheads._trees import PyTree
@@ -38,9 +38,6 @@ from manyheads.theory.meanfield.hopfield.dynamics import (
 )
 from manyheads.theory.meanfield.hopfield.mean_field import run_period
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
 
 BLOCKS = 10  # of the measured steps; their scatter is the standard error
 CHUNK = 500  # systems at a time: their states fit into the cache

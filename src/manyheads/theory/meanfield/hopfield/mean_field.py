@@ -15,12 +15,10 @@ pair correlations for M <= 2, and products of three output weights from M = 3 on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from manyheads._arrays import takes_arrays
-from manyheads._extras import jax
+from manyheads._extras import ArrayLike, Float, jax
 from manyheads._namespaces import Array
 from manyheads._settings import double_precision
 from manyheads.errors import check_integer
@@ -36,9 +34,6 @@ from manyheads.theory.meanfield.hopfield.dynamics import (
     step,
 )
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
 
 
 @takes_arrays

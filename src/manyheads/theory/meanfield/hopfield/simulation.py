@@ -14,11 +14,10 @@ and linear response are derived here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from manyheads._arrays import as_integers, check_generator, takes_arrays
+from manyheads._extras import ArrayLike, Float, Int
 from manyheads.errors import ShapeError, UsageError, check_integer
 from manyheads.theory.meanfield.hopfield.dynamics import (
     append_token,
@@ -29,9 +28,6 @@ from manyheads.theory.meanfield.hopfield.dynamics import (
     read_weights,
 )
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float, Int
 
 IMAGINARY = 1e-30  # step of the derivative: along the imaginary axis nothing cancels, so it is exact to rounding
 
