@@ -1,6 +1,5 @@
 """`demo/extraction`: the weights of one attention layer of the demo's transformer, recovered by queries."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,10 +64,10 @@ class Extraction(st.Study):
             raise st.UsageError(f"{self.finished} holds trainings on another text: give the same --text")
         return digests
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {"heads": ((), self._training().heads, "heads")}
 
-    def train(self, key: jax.Array) -> st.Record:
+    def train(self, key: st.Key) -> st.Record:
         """Extract a layer of the transformer trained with this key; a refusal is a result."""
         study = self._training()
         done = training_of(self.finished, study, key)
@@ -93,7 +92,7 @@ class Extraction(st.Study):
             "projection": (axes, matrices[1], "extracted projections"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         tolerance = ExtractionOptions().tolerance
         yield st.Claim(
             "All heads of the layer are recovered",
@@ -118,7 +117,7 @@ class Extraction(st.Study):
             "share of sequences in excess",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield _table(trained)
         first = trained.isel(replicate=0)
         if str(first["outcome"].values) == "extracted":

@@ -78,7 +78,7 @@ class TextTraining(st.Study):
         """Return the matrix-multiply FLOPs of all updates."""
         return self.steps * self._step_flops(len(self._read()[0]))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the validation cross-entropy of n-gram models, and the entropy of uniform attention."""
         vocabulary, (training, validation) = self._read()
         # On the held-out characters of the transformer: 64 windows differ from the whole text by about 0.08 nat.
@@ -92,7 +92,7 @@ class TextTraining(st.Study):
             "uniform": ((), causal_entropy_level(self.length), "entropy of uniform causal attention", "nat"),
         }
 
-    def train(self, key: jax.Array) -> xr.Dataset:
+    def train(self, key: st.Key) -> st.Data:
         """Train once, record the statistics, and keep the trained weights."""
         vocabulary, (training, validation) = self._read()
         for_model, for_batches, for_writing = jax.random.split(key, 3)
@@ -118,7 +118,7 @@ class TextTraining(st.Study):
         }
         return recorded_dataset(done).assign(record(stored_weights(done.model.weights) | found))
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for context, model in ((1, "a bigram"), (2, "a trigram")):
             yield st.Claim(
                 f"The validation loss is lower than that of {model} model",
@@ -128,7 +128,7 @@ class TextTraining(st.Study):
                 "validation loss (nat/character)",
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield from _curves(theory, trained, self.key_dim)
         yield from (_pattern(trained), _sample(trained), _cost(trained, self.steps))
 
@@ -152,7 +152,7 @@ def stored_weights(weights: Weights) -> dict[str, tuple[tuple[str, ...], np.ndar
     }
 
 
-def trained_model(study: TextTraining, trained: xr.Dataset, replicate: int = 0) -> Transformer:
+def trained_model(study: TextTraining, trained: st.Data, replicate: int = 0) -> Transformer:
     """Rebuild the transformer of one replicate from ``/trained`` of a run of `demo/text`."""
     vocabulary = len(read_characters(study.text)[0])
     blank = study._model(jax.random.key(0), vocabulary)
@@ -197,7 +197,7 @@ def join_lines(text: str) -> str:
     return re.sub(r" *\n\s*", " ¶ ", re.sub(r" {2,}", " ", text)).strip()
 
 
-def _curves(predicted: xr.Dataset, cell: xr.Dataset, key_dim: int) -> Iterator[Lines]:
+def _curves(predicted: st.Data, cell: st.Data, key_dim: int) -> Iterator[Lines]:
     steps = cell["step"].values
     ends = (float(steps[0]), float(steps[-1]))
     losses = [spread_curve(steps, cell["validation_loss"].values, "transformer, validation")]
@@ -225,7 +225,7 @@ def _curves(predicted: xr.Dataset, cell: xr.Dataset, key_dim: int) -> Iterator[L
     yield Lines("Stable rank of query times key, each head", "step", "stable rank", circuits, note=note)
 
 
-def _pattern(cell: xr.Dataset) -> Picture:
+def _pattern(cell: st.Data) -> Picture:
     first = cell.isel(replicate=0)
     sharpness = first["entropy"].isel(step=-1).values  # (L, H)
     layer, head = np.unravel_index(sharpness.argmin(), sharpness.shape)
@@ -236,13 +236,13 @@ def _pattern(cell: xr.Dataset) -> Picture:
     return Picture(title, "key", "query", values, "attention", names, names, note)
 
 
-def _sample(cell: xr.Dataset) -> Listing:
+def _sample(cell: st.Data) -> Listing:
     first = cell.isel(replicate=0)
     rows = (("prompt", str(first["prompt"].values)), ("sampled", str(first["written"].values)))
     return Listing("Sampled text", ("", "text"), rows, "Temperature 0.6, first seed. ¶ is a line end.")
 
 
-def _cost(cell: xr.Dataset, updates: int) -> Listing:
+def _cost(cell: st.Data, updates: int) -> Listing:
     weights, step, seconds = int(cell["weights"][0]), int(cell["step_flops"][0]), float(cell["seconds"].mean())
     rows = (
         ("weights", f"{weights:,}"),
