@@ -121,6 +121,13 @@ def check_fields(owner: Any, prefix: str = "") -> None:
             object.__setattr__(owner, each.name, value)
 
 
+class Constrained:
+    """Base of dataclasses whose constrained fields are checked."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def _shown(value: object) -> str:
     """Return a value as an error shows it."""
     try:

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads._extras import Figure, Float, Int
 from manyheads._overview import Overview, Shown
 from manyheads.errors import ShapeError, UsageError
@@ -39,7 +39,7 @@ FEWEST = 8  # samples of a block: below, its mean is not approximately normal
 
 
 @dataclass(frozen=True)
-class TransferSettings:
+class TransferSettings(Constrained):
     """Decision rule of `transfer_test`.
 
     Attributes
@@ -58,9 +58,6 @@ class TransferSettings:
     squared_norm: float | None = constrained(None, Constraint(above=0, most=1))
     least: float = constrained(0.25, Constraint(above=0, most=1))
     level: float = constrained(0.99, Constraint(above=0.5, below=1))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 DEFAULT = TransferSettings()

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from manyheads._constraints import check_fields, constrained
+from manyheads._constraints import Constrained, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.fit.variable_projection import Examples, Tangent
@@ -28,7 +28,7 @@ STARTING_SCALES = (1.0, 2.0, 4.0)  # standard deviation of the logits at the sta
 
 
 @dataclass(frozen=True)
-class FitSettings:
+class FitSettings(Constrained):
     """Settings of the fit in the span."""
 
     # "projection": descents from random starts. "net": random points alone.
@@ -38,9 +38,6 @@ class FitSettings:
     sequences: int = 600  # sequences that are fitted
     steps: int = 40  # steps of a descent, at most
     good: float = 1e-3  # relative squared error at which no further start is tried
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

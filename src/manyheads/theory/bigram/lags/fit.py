@@ -49,7 +49,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from manyheads._arrays import takes_labels
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.bigram.lags.alternating_least_squares import (
     RIDGE_OF_LAGS,
@@ -141,7 +141,7 @@ def independence_test(forecast: Forecast, own: bool, rate: float, rng: np.random
 
 
 @dataclass(frozen=True)
-class LagSettings:
+class LagSettings(Constrained):
     """Settings of `fit_lags`.
 
     Attributes
@@ -167,9 +167,6 @@ class LagSettings:
     held_out: float = constrained(0.2, Constraint(above=0, below=1))
     false_alarm: float = constrained(0.005, Constraint(least=1e-5, below=1))  # 1e-5 takes 400,000 permutations
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 DEFAULT = LagSettings()

@@ -14,7 +14,7 @@ import optimistix
 from jaxtyping import Bool, Float, Int
 
 from manyheads._arrays import follows_caller
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads._trees import PyTree
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.joma.systems.layer import LayerParameters, Loss, forward, objective, token_weights, vector_field
@@ -37,15 +37,12 @@ class FlowTrajectory(eqx.Module):
 
 
 @dataclass(frozen=True)
-class FixedSteps:
+class FixedSteps(Constrained):
     """Fixed step length; `records` states are kept, `stride` steps of length `step` apart."""
 
     step: float = constrained(0.02, Constraint(above=0))
     stride: int = constrained(40, Constraint(least=1))
     records: int = constrained(50, Constraint(least=1))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @classmethod
     def until(cls, horizon: float, step: float = 0.02, records: int = 50) -> "FixedSteps":
