@@ -278,7 +278,7 @@ def _say_leak(leak: Mapping[str, Json] | None, stages: Mapping[str, Json]) -> It
 
 def _as_text(summary: Mapping[str, Json]) -> Iterator[str]:
     """Format the result as lines of text."""
-    from manyheads.recovery.layers.description import say_ranks
+    from manyheads.recovery.layers.panels import say_ranks
 
     ranks = (say_ranks(summary[f"{name}_ranks"]) for name in ("theta", "projection"))
     asked, files = summary["asked"], summary["files"]

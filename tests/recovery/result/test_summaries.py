@@ -8,7 +8,7 @@ from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Recovery, gpt_layer, planted_layer
-from manyheads.recovery.layers.description import (
+from manyheads.recovery.layers.panels import (
     Head,
     at_offset_one,
     describe_heads,

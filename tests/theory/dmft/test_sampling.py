@@ -12,7 +12,7 @@ from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.theory.dmft.grids.depth import finite_depth_step
 from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion
-from manyheads.theory.dmft.trajectory import Trajectory
+from manyheads.theory.dmft.dataset import Trajectory
 
 
 def test_matched_normals_have_exact_second_moments(rng):

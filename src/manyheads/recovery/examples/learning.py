@@ -43,8 +43,7 @@ from manyheads.recovery.fit.variable_projection import Examples, Form
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.refusals import NoFit, check_positive
 from manyheads.recovery.result.certificates import Certificate
-from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
-from manyheads.recovery.result.results import Recovery, Stage, StageLog
+from manyheads.recovery.result.results import HeadAccuracy, Recovery, Stage, StageLog, head_accuracies, note_unresolved
 
 Method = Literal["student", "six-stage"]
 SLIGHT = 1e-6  # share of the noise that a further step of the refinement must be worth

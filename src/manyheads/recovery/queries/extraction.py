@@ -20,15 +20,13 @@ from manyheads.recovery.oracle.front_doors import open_oracle
 from manyheads.recovery.oracle.noise_estimate import OracleNoise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries import methods
-from manyheads.recovery.queries.block.composition import Composition
-from manyheads.recovery.queries.block.method import Block, open_block
+from manyheads.recovery.queries.block.method import Block, Composition, open_block
 from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.queries.vocabulary.method import vocabulary_noise
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.result.certificates import OBSERVED, Certificate, certify, oracle_errors
 from manyheads.recovery.result.distributions import Draw, ShortSequences
-from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
-from manyheads.recovery.result.results import Extracted, Recovery
+from manyheads.recovery.result.results import Extracted, HeadAccuracy, Recovery, head_accuracies, note_unresolved
 
 OnSphere = Literal["sphere", "rotary-sphere", "scores-sphere"]
 Method = Literal["auto", "subspaces", "probes", "bounded", "rotary", "scores", "vocabulary", OnSphere]

@@ -25,7 +25,7 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.fit.rotary_tangent import RotaryWeights
-from manyheads.recovery.layers.description import rank_tolerance
+from manyheads.recovery.layers.panels import rank_tolerance
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost

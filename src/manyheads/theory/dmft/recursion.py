@@ -45,10 +45,10 @@ import numpy as np
 
 from manyheads.errors import CertificateError
 from manyheads.theory.dmft.branches.branch import BranchInput, BranchProcess
+from manyheads.theory.dmft.dataset import Trajectory
 from manyheads.theory.dmft.grids.coarse_grid import IntervalState, TimeGrid, mean_errors, start_interval
 from manyheads.theory.dmft.grids.depth import DepthStep
 from manyheads.theory.dmft.problem import Problem
-from manyheads.theory.dmft.trajectory import Trajectory
 
 
 @final

@@ -8,8 +8,8 @@ from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layer
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.scores.heads import find_heads
-from manyheads.recovery.queries.scores.refined_heads import refine_spaces
-from manyheads.recovery.queries.values.projection_sum import read_sums
+from manyheads.recovery.queries.scores.heads import refine_spaces
+from manyheads.recovery.queries.values.output_spaces import read_sums
 from manyheads.recovery.refusals import RankBudgetError
 
 DIM, HEADS = 16, 2

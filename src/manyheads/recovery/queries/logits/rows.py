@@ -47,11 +47,19 @@ import numpy as np
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import Effort
-from manyheads.recovery.queries.logits.row_plan import UnseenPlan, plan_groups, sketch_tokens
-from manyheads.recovery.queries.logits.row_reader import Attentions, PairReader, RowReader, Rows, check_agreement
+from manyheads.recovery.queries.logits.row_reader import (
+    Attentions,
+    PairReader,
+    RowReader,
+    Rows,
+    UnseenPlan,
+    check_agreement,
+    plan_groups,
+    sketch_tokens,
+)
 from manyheads.recovery.queries.logits.sketches import SPARE, SketchedForm, read_forms, sketched_form
 from manyheads.recovery.queries.nets.sigmoid_network import TINY
-from manyheads.recovery.queries.values.projection_sum import Projections
+from manyheads.recovery.queries.values.output_spaces import Projections
 from manyheads.recovery.queries.values.ranks import rank_by_gap
 from manyheads.recovery.refusals import FitError
 

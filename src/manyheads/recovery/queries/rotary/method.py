@@ -40,17 +40,15 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.gates.count_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.gates.sphere_pairs import read_normalized_sums
-from manyheads.recovery.queries.logits.attention_weights import LEAST, solve_weights
-from manyheads.recovery.queries.logits.ledger import Ledger, LedgerReader, alternate, plan
+from manyheads.recovery.queries.logits.ledger import LEAST, Ledger, LedgerReader, alternate, plan, solve_weights
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
 from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.forms import Frame
-from manyheads.recovery.queries.scores.refined_heads import refine_spaces
-from manyheads.recovery.queries.values.output_spaces import split_projections
+from manyheads.recovery.queries.scores.heads import refine_spaces
+from manyheads.recovery.queries.values.output_spaces import Projections, Sums, read_sums, split_projections
 from manyheads.recovery.queries.values.probes import Gates, Stacks, read_stacks
-from manyheads.recovery.queries.values.projection_sum import Projections, Sums, read_sums
 from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 

@@ -55,9 +55,8 @@ from manyheads.recovery.queries.gates.sphere_pairs import SpherePairs, read_norm
 from manyheads.recovery.queries.logits.base_token import based_reader, choose_base, near_tokens, read_based_forms
 from manyheads.recovery.queries.logits.rows import read_rows
 from manyheads.recovery.queries.nets.sigmoid_network import EPS, EXACT, PairNets, fit_nets, net_amplification
-from manyheads.recovery.queries.values.output_spaces import read_projections
+from manyheads.recovery.queries.values.output_spaces import Projections, read_projections, read_sums
 from manyheads.recovery.queries.values.probes import Gates, Stacks, read_stacks
-from manyheads.recovery.queries.values.projection_sum import Projections, read_sums
 from manyheads.recovery.queries.values.ranks import CLEAR
 from manyheads.recovery.refusals import FitError, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog

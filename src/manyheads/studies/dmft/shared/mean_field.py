@@ -22,10 +22,10 @@ from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKe
 from manyheads.theory.dmft.branches.branch import Branch, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import fewest_heads, fewest_neurons
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.dataset import Trajectory
 from manyheads.theory.dmft.finite.problems import digits_problem, text_problem
 from manyheads.theory.dmft.grids.depth import finite_depth_step
 from manyheads.theory.dmft.recursion import solve_recursion
-from manyheads.theory.dmft.trajectory import Trajectory
 
 QUANTITIES = {
     "output": "outputs over training",
