@@ -24,14 +24,7 @@ from manyheads.errors import UsageError
 from manyheads.statistics import mean_interval
 from manyheads.statistics.rank_correlation import spearman
 from manyheads.study.panels import Multiples, Picture, spread_curve
-from manyheads.theory.joma.text.record import (
-    character_config,
-    digest_text,
-    recorded_dataset,
-    reference_levels,
-    step_flops,
-    train_and_record,
-)
+from manyheads.theory.joma.text import record
 from manyheads.theory.joma.theorems.rebound import REBOUND
 from manyheads.theory.papers import TIAN
 from manyheads.transformer import Shape, Transformer, standard_scaling
@@ -234,18 +227,18 @@ class RealText(st.Study):
 
     def predict(self, key: st.Key) -> st.Data:
         """Return the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
-        return reference_levels(self.length, self.key_dim * self.heads)
+        return record.reference_levels(self.length, self.key_dim * self.heads)
 
     def train(self, key: st.Key, depth: int, learning_rate: float) -> st.Data:
         vocabulary, text = read_characters(self.text)
         for_model, for_batches = jax.random.split(key)
-        config = character_config(Shape(self.key_dim, self.heads, depth), len(vocabulary), self.length)
+        config = record.character_config(Shape(self.key_dim, self.heads, depth), len(vocabulary), self.length)
         scaling = standard_scaling(config.shape, config.inputs)
         model = Transformer(_draw(config, scaling, for_model), scaling, config)
         every = self.steps // self.snapshots
         adam = adam_at(learning_rate)
-        done = train_and_record(model, text, self.batch, adam, self.steps, for_batches, every=every)
-        return recorded_dataset(done, ("validation_loss", "entropy", "stable_rank"))
+        done = record.train_and_record(model, text, self.batch, adam, self.steps, for_batches, every=every)
+        return record.recorded_dataset(done, ("validation_loss", "entropy", "stable_rank"))
 
     def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         runs = RunSummary(trained, float(theory["random_rank"]))
@@ -321,11 +314,11 @@ class RealText(st.Study):
         UsageError
             The text cannot be read, or is too short for the windows.
         """
-        return digest_text(self.text, self.length)
+        return record.digest_text(self.text, self.length)
 
     def flops(self, cell: st.Cell) -> int:
         shape = Shape(self.key_dim, self.heads, int(cell["depth"]))
-        return self.steps * step_flops(shape, len(read_characters(self.text)[0]), self.length, self.batch)
+        return self.steps * record.step_flops(shape, len(read_characters(self.text)[0]), self.length, self.batch)
 
 
 _draw = eqx.filter_jit(draw_weights)  # one program instead of one per array

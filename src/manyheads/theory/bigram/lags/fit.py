@@ -51,18 +51,7 @@ from scipy import stats
 from manyheads._arrays import takes_labels
 from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads.errors import CertificateError, UsageError
-from manyheads.theory.bigram.lags.alternating_least_squares import (
-    RIDGE_OF_LAGS,
-    ROUNDS,
-    LagProblem,
-    Minimum,
-    alternate,
-    attended,
-    certified,
-    list_chosen,
-    settle,
-    tables_of,
-)
+from manyheads.theory.bigram.lags import alternating_least_squares as als
 from manyheads.theory.bigram.lags.forward_selection import Selection, present_pvalue, rotated_pvalue, select_lags
 from manyheads.theory.bigram.lags.held_out import Additive, measure_losses
 from manyheads.theory.bigram.lags.initial_tables import minimize
@@ -83,13 +72,13 @@ class Forecast:
     weights: np.ndarray  # (N, M)
 
     @classmethod
-    def of(cls, data: Lagged, start: int, fit: Minimum) -> "Forecast":
+    def of(cls, data: Lagged, start: int, fit: als.Minimum) -> "Forecast":
         """Take the samples from `start` on."""
         held = data.part(start, len(data))
         low = int(held.places[0]) - data.lags + 1
         held = replace(held, symbols=data.symbols[low:], places=held.places - low)
         mean = np.bincount(held.targets, minlength=data.vocabulary) / len(held)
-        chosen = list_chosen(fit.attention)
+        chosen = als.list_chosen(fit.attention)
         return cls(held, fit.value - mean @ fit.value, chosen, np.take_along_axis(fit.attention, chosen, 1))
 
     def statistic(self, data: Lagged) -> float:
@@ -111,7 +100,7 @@ class Forecast:
         """Return the mean square of T over all rotations of the targets but the identity."""
         attention = np.zeros((self.data.vocabulary, self.data.lags))
         np.put_along_axis(attention, self.chosen, self.weights, 1)
-        added = np.concatenate([attended(block, attention) @ self.response.T for block in self.data.blocks()])
+        added = np.concatenate([als.attended(block, attention) @ self.response.T for block in self.data.blocks()])
         added -= added.mean(0)
         sums = np.zeros(len(added))
         for symbol in np.unique(self.data.targets):
@@ -251,7 +240,7 @@ def fit_lags(
             f"give a longer stream, some hundred samples for every symbol"
         )
     rng, level = np.random.default_rng(settings.seed), settings.false_alarm
-    earlier, information = LagProblem.of(data, settings.strength), information_of(data)
+    earlier, information = als.LagProblem.of(data, settings.strength), information_of(data)
     path = select_lags(data, level / 2).order
     ranked = list(dict.fromkeys([*path, *np.argsort(-information, kind="stable").tolist()]))
     additive = Additive.fit(data, earlier.mean, ranked[: max(len(path), INITIAL)])
@@ -276,11 +265,12 @@ def fit_lags(
             measured=pvalue,
             threshold=level,
         )
-    problem = LagProblem.of(everything, settings.strength)
+    problem = als.LagProblem.of(everything, settings.strength)
     loss = measure_losses(data, tested, *refit(earlier, chosen.attention), additive, len(path))
     if predicted <= level:
-        chosen = certified(
-            alternate(problem, chosen.value, settings.iterations, settings.tolerance), settings.tolerance
+        chosen = als.certified(
+            als.alternate(problem, chosen.value, settings.iterations, settings.tolerance),
+            settings.tolerance,
         )
     else:  # the lags of this fit are guesses
         chosen = problem.without_lags()
@@ -329,32 +319,32 @@ def _select_own(data: Lagged, together: Selection, level: float) -> tuple[np.nda
     return own, found if found.order else together
 
 
-def refit(problem: LagProblem, selection: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def refit(problem: als.LagProblem, selection: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fit W and the chosen weights once more, without penalty: (W, A), A with mean row sum one.
 
     All of them by turns, and again those that `eliminate` keeps.
     """
     none = np.zeros(len(selection))
-    attention, value, _ = settle(problem, selection, none, ROUNDS // 2)
+    attention, value, _ = als.settle(problem, selection, none, als.ROUNDS // 2)
     kept = eliminate(problem, value, attention)
     if kept.any() and (kept != (attention > 0)).any():
-        attention, value, _ = settle(problem, np.where(kept, attention, 0.0), none, ROUNDS // 2)
+        attention, value, _ = als.settle(problem, np.where(kept, attention, 0.0), none, als.ROUNDS // 2)
     return value, attention
 
 
-def eliminate(problem: LagProblem, value: np.ndarray, attention: np.ndarray) -> np.ndarray:
+def eliminate(problem: als.LagProblem, value: np.ndarray, attention: np.ndarray) -> np.ndarray:
     """Drop the weight with the least standard score, query by query, until all reach the strength: (N, L) of bools.
 
     The lasso also chooses lags whose symbols depend on those at the right lags.
     """
-    tables = tables_of(problem, attention)
+    tables = als.tables_of(problem, attention)
     weights = np.take_along_axis(attention, tables.chosen, 1)
     gram, correlation = tables.attention_sums(value, problem.mean)
     noise = problem.norm(value) ** 2 / max(float(problem.frequencies @ (value**2).sum(0)), 1e-300)  # of one sample
     for query in range(len(weights)):
         while len(rows := np.flatnonzero(weights[query])):
             part = gram[query][np.ix_(rows, rows)]
-            inverse = np.linalg.inv(part + RIDGE_OF_LAGS * np.diag(part).max() * np.eye(len(rows)))
+            inverse = np.linalg.inv(part + als.RIDGE_OF_LAGS * np.diag(part).max() * np.eye(len(rows)))
             scores = inverse @ correlation[query, rows] / np.sqrt(noise * np.diag(inverse))
             if scores.min() >= problem.strength:
                 break
