@@ -18,9 +18,7 @@ import manyheads.study as st
 from manyheads.data.characters import Split, Vocabulary, read_characters
 from manyheads.data.ngrams import ngram_losses
 from manyheads.spectra.levels import causal_entropy_level
-from manyheads.study import Curve, Lines, Listing
-from manyheads.study.panels import Picture, spread_curve
-from manyheads.study.tables import record
+from manyheads.study import Curve, Lines, Listing, panels, tables
 from manyheads.theory.joma.text.record import (
     character_config,
     digest_text,
@@ -116,7 +114,7 @@ class TextTraining(st.Study):
             "written": ((), join_lines(vocabulary.decode(np.asarray(written))), "sampled continuation", None),
             "snippet": ("query", list(mark_whitespace(vocabulary.decode(snippet))), SHOWN, None),
         }
-        return recorded_dataset(done).assign(record(stored_weights(done.model.weights) | found))
+        return recorded_dataset(done).assign(tables.record(stored_weights(done.model.weights) | found))
 
     def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for context, model in ((1, "a bigram"), (2, "a trigram")):
@@ -200,7 +198,7 @@ def join_lines(text: str) -> str:
 def _curves(predicted: st.Data, cell: st.Data, key_dim: int) -> Iterator[Lines]:
     steps = cell["step"].values
     ends = (float(steps[0]), float(steps[-1]))
-    losses = [spread_curve(steps, cell["validation_loss"].values, "transformer, validation")]
+    losses = [panels.spread_curve(steps, cell["validation_loss"].values, "transformer, validation")]
     losses += [
         Curve(ends, (float(level), float(level)), f"n-gram, context {context}", "predicted", context + 1)
         for context, level in zip(predicted["context"].values.tolist(), predicted["ngram"].values, strict=True)
@@ -215,7 +213,7 @@ def _curves(predicted: st.Data, cell: st.Data, key_dim: int) -> Iterator[Lines]:
     note = f"{note}of the first seed."
     yield Lines("Attention entropy, each head", "step", "entropy [nat]", entropies, note=note)
     ranks = tuple(
-        spread_curve(steps, cell["stable_rank"].sel(layer=layer).values, f"layer {layer}", group=int(layer))
+        panels.spread_curve(steps, cell["stable_rank"].sel(layer=layer).values, f"layer {layer}", group=int(layer))
         for layer in cell["layer"].values
     )
     note = f"Squared Frobenius over squared spectral norm. {seeds}"
@@ -225,7 +223,7 @@ def _curves(predicted: st.Data, cell: st.Data, key_dim: int) -> Iterator[Lines]:
     yield Lines("Stable rank of query times key, each head", "step", "stable rank", circuits, note=note)
 
 
-def _pattern(cell: st.Data) -> Picture:
+def _pattern(cell: st.Data) -> panels.Picture:
     first = cell.isel(replicate=0)
     sharpness = first["entropy"].isel(step=-1).values  # (L, H)
     layer, head = np.unravel_index(sharpness.argmin(), sharpness.shape)
@@ -233,7 +231,7 @@ def _pattern(cell: st.Data) -> Picture:
     title = f"Attention of the head of lowest entropy: layer {layer}, head {head}"
     values = tuple(tuple(map(float, row)) for row in first["pattern"].values[layer, head])
     note = "From the validation text, after training, first seed. · is a space, ¶ a line end."
-    return Picture(title, "key", "query", values, "attention", names, names, note)
+    return panels.Picture(title, "key", "query", values, "attention", names, names, note)
 
 
 def _sample(cell: st.Data) -> Listing:

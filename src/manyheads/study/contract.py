@@ -24,9 +24,7 @@ from manyheads.study.execution.runner import open_run, run
 from manyheads.study.execution.units import Layout, Unit, compute
 from manyheads.study.panels import Drawn, Panel, panel_from_json
 from manyheads.study.reporting.html import section_of, write_report
-from manyheads.study.store.equality import differences
-from manyheads.study.store.identity import fingerprint
-from manyheads.study.store.run_store import RunStore
+from manyheads.study.store import equality, identity, run_store
 from manyheads.study.verdicts import Verdict
 
 # What the command line asks of every run; a study's own flags stand beside them.
@@ -61,7 +59,7 @@ class Trial:
 
     def stored(self, unit: Unit) -> xr.Dataset:
         """Return a unit as the run has stored it."""
-        return RunStore(self.tree.attrs["path"]).read(unit)
+        return run_store.RunStore(self.tree.attrs["path"]).read(unit)
 
     def compare(self, trained: xr.Dataset | None = None) -> tuple[Verdict, ...]:
         """Return the verdicts of the study, on other data if there are any."""
@@ -113,15 +111,15 @@ def _check_declaration(study: Study) -> None:
 
 def check_identity(trial: Trial) -> None:
     """Check that a pickled study is the same study, and that its seed and every number in it count."""
-    study, own = trial.study, fingerprint(trial.study, trial.seed)
+    study, own = trial.study, identity.fingerprint(trial.study, trial.seed)
     twin = pickle.loads(pickle.dumps(study))  # our own object, in this process
-    _require(twin == study and fingerprint(twin, trial.seed) == own, study, "changes when pickled")
-    _require(fingerprint(study, trial.seed + 1) != own, study, "ignores the seed")
+    _require(twin == study and identity.fingerprint(twin, trial.seed) == own, study, "changes when pickled")
+    _require(identity.fingerprint(study, trial.seed + 1) != own, study, "ignores the seed")
     for name, value in configuration(study).items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             other = copy.copy(study)
             object.__setattr__(other, name, value + 1)  # not `replace`: a study may refuse that number
-            _require(fingerprint(other, trial.seed) != own, study, f"field {name!r} is not hashed")
+            _require(identity.fingerprint(other, trial.seed) != own, study, f"field {name!r} is not hashed")
 
 
 def check_purity(trial: Trial) -> None:
@@ -129,7 +127,7 @@ def check_purity(trial: Trial) -> None:
     # The prediction of a deterministic theory is computed again by `check_prediction`, with another key.
     predicted = () if trial.study.predictions is None else Layout.of(trial.study).predicted()[:1]
     for unit in (*predicted, *Layout.of(trial.study).trained(1)[:1]):
-        found = differences(compute(trial.study, unit, trial.seed), trial.stored(unit))
+        found = equality.differences(compute(trial.study, unit, trial.seed), trial.stored(unit))
         _require(not found, trial.study, f"{unit}: computed twice, {found} differ")
 
 
@@ -137,11 +135,11 @@ def check_prediction(trial: Trial) -> None:
     """Check that a deterministic theory ignores its key, and that the draws of a sampled one differ."""
     first, *others = Layout.of(trial.study).predicted()
     if trial.study.predictions is None:
-        found = differences(trial.stored(first), compute(trial.study, first, trial.seed + 1))
+        found = equality.differences(trial.stored(first), compute(trial.study, first, trial.seed + 1))
         what = f"predict depends on its key ({found} differ): say how many `predictions` to draw"
         _require(not found, trial.study, what)
     else:
-        found = differences(trial.stored(first), trial.stored(others[0]))
+        found = equality.differences(trial.stored(first), trial.stored(others[0]))
         _require(bool(found), trial.study, "predict ignores its key: leave `predictions` at None")
 
 
@@ -160,7 +158,7 @@ def check_resumption(trial: Trial) -> None:
     again = open_run(trial.tree.attrs["path"])
     times, before = (tree["trained"].to_dataset()["wall_seconds"].values.tolist() for tree in (again, trial.tree))
     _require(times == before, trial.study, "a finished run was computed again")
-    _require(not (found := differences(trial.tree, again)), trial.study, f"read back, {found} differ")
+    _require(not (found := equality.differences(trial.tree, again)), trial.study, f"read back, {found} differ")
 
 
 def check_verdicts(trial: Trial) -> None:
@@ -218,7 +216,7 @@ def check_panels(trial: Trial) -> None:
         _require(same, trial.study, f"{panel.title!r} changes in the store")
         if isinstance(panel, Drawn):
             _require(bool(panel.x_label and panel.y_label), trial.study, f"{panel.title!r} has an axis without a label")
-    section = section_of(RunStore(trial.tree.attrs["path"]))
+    section = section_of(run_store.RunStore(trial.tree.attrs["path"]))
     shown = {type(panel): panel for panel in section.panels}  # pictures take the time: one of each kind is enough
     section = dataclasses.replace(section, panels=tuple(shown.values()))
     written = write_report([section], trial.store / "report.html", "")
