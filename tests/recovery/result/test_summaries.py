@@ -13,9 +13,9 @@ from manyheads.recovery.layers.panels import (
     at_offset_one,
     describe_heads,
     free_parameters,
+    layer_panels,
     rank_tolerance,
 )
-from manyheads.recovery.layers.panels import layer_panels
 from manyheads.recovery.oracle.oracle import Counts
 from manyheads.recovery.result.certificates import Certificate
 from manyheads.recovery.result.reports import recovery_section, summarize_recovery
