@@ -10,7 +10,7 @@ from tests.study.toys import Walk
 
 from manyheads._overview import LONGEST_TEXT, Overview, plain_text
 from manyheads.costs import ModelShape, transformer_cost
-from manyheads.data.texts import Text
+from manyheads.data.characters import Text
 from manyheads.errors import FileRefused, UsageError
 from manyheads.probe.checkpoints.contents import Finding
 from manyheads.probe.checkpoints.verification import Verification

@@ -3,8 +3,6 @@
 What the annotation says is checked too: integers, finite numbers, words of a `Literal`, the length of a tuple.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 import re
@@ -72,7 +70,7 @@ class Constraint:
         except TypeError:  # another field is no number: its own turn comes
             return False
 
-    def _fits(self, entries: tuple[Any, ...], kind: _Kind) -> bool:
+    def _fits(self, entries: tuple[Any, ...], kind: "_Kind") -> bool:
         """Tell whether entries are as many as expected, and in order."""
         if kind.several and (len(entries) != kind.length if kind.length else len(entries) < self.count):
             return False
@@ -80,7 +78,7 @@ class Constraint:
             return list(entries) == sorted(set(entries), reverse=self.order == "falling")
         return self.order != "distinct" or len(set(entries)) == len(entries)
 
-    def _expected(self, kind: _Kind, named: dict[str, str]) -> str:
+    def _expected(self, kind: "_Kind", named: dict[str, str]) -> str:
         """Return the sentence on what was expected."""
 
         def limit(bound: str) -> str:
@@ -121,6 +119,13 @@ def check_fields(owner: Any, prefix: str = "") -> None:
         if rule := each.metadata.get("constraint"):
             value = rule.kept(f"{prefix}{each.name}", getattr(owner, each.name), each.type, owner)
             object.__setattr__(owner, each.name, value)
+
+
+class Constrained:
+    """Base of dataclasses whose constrained fields are checked."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def _shown(value: object) -> str:

@@ -12,7 +12,16 @@ from manyheads._moved import find_address
 from manyheads.errors import ExtraMissing
 
 if TYPE_CHECKING:
+    import jax as jax
+    import jax.numpy as jnp
+    import matplotlib as mpl
+    import numpy as np
+    import pandas as pd
     import xarray as xarray
+    from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer, Num, Shaped
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 EXTRA_OF = {
     **dict.fromkeys(("jax", "jaxlib", "jaxtyping", "equinox", "optax", "diffrax", "optimistix"), "jax"),
@@ -46,7 +55,9 @@ class LazyModule:
 
 
 if not TYPE_CHECKING:
-    xarray = LazyModule("xarray")
+    jax, jnp, mpl, np, pd, xarray = map(LazyModule, ("jax", "jax.numpy", "matplotlib", "numpy", "pandas", "xarray"))
+    Array = ArrayLike = Bool = Float = Int = Integer = Num = Shaped = Any  # of annotations, which nothing evaluates
+    Axes = Figure = NDArray = Any
 
 
 def attach_stub(package: str, filename: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:

@@ -1,7 +1,5 @@
 """JSON: values as it can hold them, and parsing of untrusted text, bounded in memory beforehand."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Modules and files of a user's own studies, imported by name or by path."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

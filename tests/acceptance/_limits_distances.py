@@ -10,7 +10,7 @@ from manyheads.statistics import Interval, fit_exponent, mean_interval
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.theory.dmft import Network, Problem, train_networks
 from manyheads.theory.dmft.branches.branch import Branch
-from manyheads.theory.dmft.trajectory import Trajectory
+from manyheads.theory.dmft.dataset import Trajectory
 
 GROUPS = 16  # networks are averaged in so many groups, which are the replicates of intervals
 

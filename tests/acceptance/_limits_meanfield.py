@@ -19,11 +19,11 @@ from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHead
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention, UniformAttention
 from manyheads.theory.dmft.branches.branch import Branch
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.dataset import Trajectory
 from manyheads.theory.dmft.finite.problems import digits_problem
 from manyheads.theory.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
 from manyheads.theory.dmft.ntk import ntk_outputs
 from manyheads.theory.dmft.recursion import solve_recursion
-from manyheads.theory.dmft.trajectory import Trajectory
 
 
 def toy_problem(samples: int = 4, tests: int = 0, **fields: Any) -> Problem:

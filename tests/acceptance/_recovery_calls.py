@@ -10,7 +10,7 @@ import manyheads as mh
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ManyheadsError
 from manyheads.recovery import ExtractionOptions, compare_layers, evaluate_layer, gpt_layer
-from manyheads.recovery.layers.description import describe_heads, free_parameters
+from manyheads.recovery.layers.panels import describe_heads, free_parameters
 
 SHAPES = {
     "several": [(32, 2), (32, 4), (48, 6), (64, 2), (64, 4), (64, 8), (96, 12), (128, 4), (128, 8)],

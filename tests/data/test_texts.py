@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 
-from manyheads.data.texts import load_text, make_text
+from manyheads.data.characters import load_text, make_text
 from manyheads.errors import FileRefused, UsageError
 
 

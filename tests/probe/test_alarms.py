@@ -7,8 +7,14 @@ from scipy import integrate, stats
 
 from manyheads.errors import UsageError
 from manyheads.probe import find_alarms
-from manyheads.probe.alarms.changes import DEGREES, alarm_level, detection_statistics, standardized_residuals
-from manyheads.probe.alarms.detection import calibrated_level, score
+from manyheads.probe.alarms.detection import (
+    DEGREES,
+    alarm_level,
+    calibrated_level,
+    detection_statistics,
+    score,
+    standardized_residuals,
+)
 from manyheads.probe.alarms.figures import WATCHED
 
 PAST = {"window": 24, "ignored": 24, "silent": 48}

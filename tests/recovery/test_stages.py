@@ -14,20 +14,18 @@ from manyheads.recovery.examples.stages.hull import (
     HullSettings,
     choose_rows,
     count_by_gap,
+    find_bottom_by_products,
+    find_bottom_dense,
     find_hull,
     fit_hull,
+    measure_gram,
     measure_span_error,
+    multiply_gram,
     span_of,
     weighted_median,
 )
 from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, measure_doubt, refine_sum
 from manyheads.recovery.examples.stages.shards import add_up, open_shards
-from manyheads.recovery.examples.stages.smallest_eigenvalues import (
-    find_bottom_by_products,
-    find_bottom_dense,
-    measure_gram,
-    multiply_gram,
-)
 from manyheads.recovery.refusals import CertificateShortage, DesignError
 
 LARGE = 10.0  # a threshold below which every row is

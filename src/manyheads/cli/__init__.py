@@ -3,8 +3,6 @@
 Exit status: 0 done; 1 a check failed (`--strict`); 2 wrong use; 3 failed; 130 interrupted.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import os

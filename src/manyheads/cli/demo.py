@@ -1,7 +1,5 @@
 """`manyheads demo`: every theory on one small transformer, with a report."""
 
-from __future__ import annotations
-
 import sys
 import time
 from dataclasses import dataclass

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from manyheads._extras import np
 from manyheads._json import Json
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import wrap_output
@@ -20,8 +21,6 @@ from manyheads.cli.parsing import OptionalFloat, OptionalInt, OptionalPath, Swit
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from manyheads.recovery import ExtractionOptions, Recovery, ServerLimits
     from manyheads.recovery.oracle.answers import LayerOracle
 
@@ -238,8 +237,6 @@ class Extract:
 
 def _read_table(path: Path) -> "np.ndarray":
     """Return the embeddings of a file; pickled objects are refused."""
-    import numpy as np
-
     try:
         table = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -281,7 +278,7 @@ def _say_leak(leak: Mapping[str, Json] | None, stages: Mapping[str, Json]) -> It
 
 def _as_text(summary: Mapping[str, Json]) -> Iterator[str]:
     """Format the result as lines of text."""
-    from manyheads.recovery.layers.description import say_ranks
+    from manyheads.recovery.layers.panels import say_ranks
 
     ranks = (say_ranks(summary[f"{name}_ranks"]) for name in ("theta", "projection"))
     asked, files = summary["asked"], summary["files"]

@@ -1,7 +1,5 @@
 """Flags of commands and studies as data: names, values, defaults and one line on each, read off dataclasses."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import re

@@ -4,8 +4,6 @@ The collector calls callbacks (JAX registers one), finalizers and those of weak 
 often that one interrupt in ten was lost in JAX's callback alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

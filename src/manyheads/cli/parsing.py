@@ -1,7 +1,5 @@
 """Flags from dataclasses (tyro): help that fits the terminal, and errors of one line."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

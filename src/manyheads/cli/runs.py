@@ -1,7 +1,5 @@
 """`manyheads runs`, `report` and `cite`: what is stored, its care, a report and the sources."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -78,7 +76,7 @@ class Status:
 
     def run(self) -> int:
         """Print what is known; nothing is changed."""
-        from manyheads.study.store.status import describe, status
+        from manyheads.study.store.repair import describe, status
 
         found: list[dict[str, object]] = []
         refused = _for_each_run(existing(self.store), lambda run: found.append(status(run, self.replicates)))

@@ -4,8 +4,6 @@ The scheduler is asked to start tasks and for nothing else: which units are miss
 store. A task that is killed, requeued or submitted twice costs no more than the unit at hand.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

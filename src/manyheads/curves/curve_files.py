@@ -1,7 +1,5 @@
 """Curves of trainings by others: tables (CSV), arrays (NPZ), and result lists of JoMA's authors (PT)."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator

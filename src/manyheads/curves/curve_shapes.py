@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,9 @@ from scipy.optimize import isotonic_regression
 from scipy.signal import lfilter
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import ArrayLike, Float
 from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
 
 Label = Literal[
     "flat", "falling", "levelled off", "rebounded", "rising", "rose and fell", "no single shape", "undecided"

@@ -7,16 +7,14 @@ of each replicate on the mean of the others. The definitions are not from the pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import ArrayLike, Float, Int
 from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float, Int
 
 
 class DropAndRise(NamedTuple):

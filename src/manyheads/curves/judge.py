@@ -11,11 +11,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
 
+from manyheads._extras import Figure
 from manyheads._namespaces import Floats
 from manyheads._overview import Overview, Shown
 from manyheads.curves.curve_files import RunCurves
@@ -23,12 +23,7 @@ from manyheads.curves.curve_shapes import LEAST, CurveShape, shape_at
 from manyheads.curves.drop_and_rise import drop_and_rise, forward_fill
 from manyheads.curves.summaries import EARLY, within_group_spearman
 from manyheads.errors import UsageError
-from manyheads.statistics import Interval
-from manyheads.statistics.intervals import proportion_interval
-from manyheads.statistics.rank_correlation import spearman
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from manyheads.statistics import Interval, intervals, rank_correlation
 
 FEWEST = 8  # runs with a loss from which a rank correlation is given
 PART = EARLY[len(EARLY) // 2]  # part of a run after which its final loss is predicted
@@ -83,7 +78,7 @@ class CurveJudgement(Shown):
         found = []
         for (figure, where), (count, known) in self.rebounds.items():
             if known:
-                share = proportion_interval(count, known)
+                share = intervals.proportion_interval(count, known)
                 text = f"{WORDS[figure]}, {where} layer: drops and rebounds in {count} of {known} runs"
                 found.append(f"{text} ({count / known:.2f} [{share.low:.2f}, {share.high:.2f}])")
         found = found or [f"no shapes: they take {LEAST} steps with finite values"]
@@ -201,7 +196,7 @@ def _over_runs(text: str, x: Floats, y: Floats, groups: Floats | None = None) ->
     if len(x) < FEWEST or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     if groups is None:
-        found = spearman(x, y)
+        found = rank_correlation.spearman(x, y)
         return Relation(text, found.value, found.interval, len(x))
     groups = groups[seen]
     value, free = within_group_spearman(x, y, groups), len(x) - len(set(groups.tolist())) - 2

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 from scipy import stats
 
 from manyheads._arrays import as_floats, takes_labels
+from manyheads._extras import ArrayLike, Float, Shaped
 from manyheads._namespaces import Floats
 from manyheads.curves.drop_and_rise import drop_and_rise, forward_fill, replicated_drop_and_rise
 from manyheads.errors import ShapeError, UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float, Shaped
 
 EARLY = (0.1, 0.2, 0.4)  # fractions of a run after which its final loss is predicted
 

@@ -7,16 +7,13 @@ unchanged, as bytes.
 
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Num
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import Num
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
+from manyheads._extras import jax, jnp
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ def draw_integers(key: "Array", shape: tuple[int, ...], bound: int, bits: int = 
     >>> int(draws.min()), int(draws.max()), draws.dtype
     (0, 6, dtype('int32'))
     """
-    import jax
-    import jax.numpy as jnp
-
     if bits not in (16, 32):
         raise UsageError(f"bits={bits}: draw from words of 16 or of 32 bits")
     if not 1 <= bound <= (2**16 if bits == 16 else 2**31 - 1):
@@ -72,9 +70,6 @@ def draw_vectors(
     >>> [len(vector) for vector in draw_vectors(jax.random.normal, keys, (2, 5, 3))]
     [2, 5, 3]
     """
-    import jax
-    import jax.numpy as jnp
-
     longest = max((size for size in sizes if size <= SMALL), default=0)
     lengths = [max(size, longest) for size in sizes]
     drawn: dict[int, Array] = {}

@@ -1,14 +1,10 @@
 """Interpolated n-gram model: the baseline of character models."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from manyheads._arrays import as_integers, takes_arrays
+from manyheads._extras import Float, Integer
 from manyheads.errors import UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Integer
 
 
 @takes_arrays

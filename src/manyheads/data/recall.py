@@ -14,20 +14,17 @@ is a most frequent symbol, and no order-blind predictor beats
 The derivation is this module's own. `order_blind_ceiling` computes it exactly.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import comb
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._extras import Array, jax, jnp
 from manyheads.data.draws import draw_integers
 from manyheads.errors import check_integer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jax import Array
 
 
 class RecallBatch(NamedTuple):
@@ -73,15 +70,10 @@ class Recall:
 
 @lru_cache(maxsize=1)
 def _compiled_draw() -> "Callable[[Recall, Array, int], RecallBatch]":
-    import jax
-
     return jax.jit(_draw, inline=True, static_argnums=(0, 2))
 
 
 def _draw(task: Recall, key: "Array", size: int) -> RecallBatch:
-    import jax
-    import jax.numpy as jnp
-
     for_symbols, for_places = jax.random.split(key)
     drawn = draw_integers(for_symbols, (size, task.length), task.symbols, bits=16 if task.symbols <= 256 else 32)
     places = draw_integers(for_places, (size,), task.length - 1)

@@ -9,18 +9,14 @@ positional bit p_t = -1, +1, -1, ... the mean field is a map of two numbers,
 With one token in the context w = 1 and x_{t+1} is a monotone function of x_t alone, which has no chaotic orbit.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 import manyheads.study as st
 from manyheads._namespaces import Floats
 from manyheads.study.panels import Scatter
-from manyheads.theory.meanfield.hopfield.lyapunov import lyapunov_spectrum
-from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-from manyheads.theory.meanfield.hopfield.simulation import simulate_network
+from manyheads.theory.meanfield import OneBitNetwork, lyapunov_spectrum, simulate_network
 from manyheads.theory.papers import POC_LOPEZ
 
 POSITIONAL_WEIGHT = 0.1  # eps
@@ -48,7 +44,7 @@ class DemoChaos(st.Study):
     steps: int = st.setting(10_000, "Steps of a predicted exponent; of nearby orbits a fifth", least=50, small=200)
     scan: int = st.setting(400, "Gains in the bifurcation diagram", least=2, small=2)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return Lyapunov exponents of the mean field, the attractor, and both along a scan of the gain."""
         scan = np.linspace(*GAINS, self.scan)
         gains = np.concatenate([np.full(self.starts, self.gain), scan])
@@ -66,7 +62,7 @@ class DemoChaos(st.Study):
             "visited": (("gain", "late"), found.overlaps[rest, -SHOWN:, 0], "overlap of the last tokens"),
         }
 
-    def train(self, key: jax.Array) -> st.Record:
+    def train(self, key: st.Key) -> st.Record:
         """Follow nearby orbits of the closed form, and pairs of finite networks from the same first token."""
         rng = st.generator(key)
         steps = self.steps // 5
@@ -85,7 +81,7 @@ class DemoChaos(st.Study):
             "runs": (("run", "token"), runs[-1, 0], "overlap of the first pair of the largest size"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         rate = "separation rate (1/token)"
         yield st.Claim(
             "Nearby orbits separate at the largest Lyapunov exponent",
@@ -116,7 +112,7 @@ class DemoChaos(st.Study):
             f"noise of any size saturates before token {self.tokens // 2}; noise that does not has -1/2",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         pair = trained["runs"].isel(replicate=0)
         gaps = abs(pair.isel(run=0) - pair.isel(run=1))
         far = gaps["token"].values[gaps.values > 0.1]

@@ -4,15 +4,12 @@ A theory adds a chapter by adding a row. A chapter on the trained transformers o
 in the `Scene`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from manyheads.study import Study
+from manyheads.study import Study
 
 
 @dataclass(frozen=True)

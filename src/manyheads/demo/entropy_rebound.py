@@ -1,6 +1,5 @@
 """`demo/rebound`: drop and rebound of attention entropy and stable rank in the trainings of `demo/text`, by layer."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -52,16 +51,16 @@ class DemoRebound(st.Study):
             return TextTraining().inputs()
         return dict(open_trainings(self.finished).header["inputs"])
 
-    def predict(self, key: jax.Array) -> st.Data:
+    def predict(self, key: st.Key) -> st.Data:
         """Return the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
         study = self._training()
         return reference_levels(study.length, study.key_dim * study.heads)
 
-    def train(self, key: jax.Array) -> st.Data:
+    def train(self, key: st.Key) -> st.Data:
         """Return the statistics of the training with this key."""
         return training_of(self.finished, TextTraining(), key)[list(STATISTICS)]
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         entropy, rank = _curves(trained)
         for layer in range(self._training().depth):
             found = replicated_drop_and_rise(entropy.isel(layer=layer).values)
@@ -83,7 +82,7 @@ class DemoRebound(st.Study):
                     resolution=ROUNDING,
                 )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         for values, (words, label, name, variable) in zip(_curves(trained), PICTURES, strict=True):
             ends, level = values["step"].isel(step=[0, -1]), float(theory[variable])
             yield st.lines(
@@ -117,7 +116,7 @@ def open_trainings(finished: Path) -> RunStore:
     return runs
 
 
-def training_of(finished: Path | None, study: TextTraining, key: jax.Array) -> xr.Dataset:
+def training_of(finished: Path | None, study: TextTraining, key: jax.Array) -> st.Data:
     """Read the stored training with this key, or train; UsageError if the run has no replicate with this key."""
     if finished is None:
         return train(study, key, Cell())

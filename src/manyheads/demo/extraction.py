@@ -1,11 +1,7 @@
 """`demo/extraction`: the weights of one attention layer of the demo's transformer, recovered by queries."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +13,7 @@ from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.data.characters import read_characters
 from manyheads.demo.entropy_rebound import finished_study, open_trainings, training_of
 from manyheads.demo.text import TextTraining, trained_model
-from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
+from manyheads.recovery import ExtractionOptions, Recovery, RecoveryRefused, compare_layers, extract_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.panels import layer_panels
@@ -25,10 +21,7 @@ from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.result.distributions import GaussianSequences
 from manyheads.study.reporting.html import format_figure
 from manyheads.theory.papers import CHEN_LI
-
-if TYPE_CHECKING:
-    from manyheads.recovery import Recovery
-    from manyheads.transformer.transformer import Transformer
+from manyheads.transformer.transformer import Transformer
 
 FRESH = 500  # fresh sequences on which the certificate is tested
 WINDOWS = 4  # windows of real text on which the extracted layer is compared with the transformer
@@ -71,10 +64,10 @@ class Extraction(st.Study):
             raise st.UsageError(f"{self.finished} holds trainings on another text: give the same --text")
         return digests
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {"heads": ((), self._training().heads, "heads")}
 
-    def train(self, key: jax.Array) -> st.Record:
+    def train(self, key: st.Key) -> st.Record:
         """Extract a layer of the transformer trained with this key; a refusal is a result."""
         study = self._training()
         done = training_of(self.finished, study, key)
@@ -99,7 +92,7 @@ class Extraction(st.Study):
             "projection": (axes, matrices[1], "extracted projections"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         tolerance = ExtractionOptions().tolerance
         yield st.Claim(
             "All heads of the layer are recovered",
@@ -124,7 +117,7 @@ class Extraction(st.Study):
             "share of sequences in excess",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield _table(trained)
         first = trained.isel(replicate=0)
         if str(first["outcome"].values) == "extracted":

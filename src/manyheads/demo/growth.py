@@ -1,10 +1,8 @@
 """`demo/growth`: training of attention blocks of growing key dimension, beside its infinite limit."""
 
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-import jax
 import numpy as np
 import xarray as xr
 from scipy.special import softmax
@@ -33,6 +31,7 @@ class DemoGrowth(st.Study):
     revision = 2
     claim = "Trained attention blocks approach the infinite-key-dimension limit as N^(-1/2)"
     source = BORDELON.at("the limit of infinite key dimension; its solution is derived here")
+    grid = {"key_dim": "key_dims"}
 
     text: Path | None = st.setting(None, "UTF-8 file; by default Python's own documentation")
     key_dims: tuple[int, ...] = st.sweep((4, 16, 64), "Sizes N at which blocks are trained")
@@ -57,10 +56,7 @@ class DemoGrowth(st.Study):
         training = {name: getattr(self, name) for name in ("steps", "learning_rate", "richness")}
         return _problem(*windows, **training, norm=True)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(key_dim=self.key_dims)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Solve the limit, and the same equations without their response functions; nothing is trained or fitted."""
         problem = self.problem()
         solved, without = infinite_key_dim(problem), solve_blocks(problem, responses=False)
@@ -79,7 +75,7 @@ class DemoGrowth(st.Study):
             "after": ("read_out", after, "what comes next", None),
         }
 
-    def train(self, key: jax.Array, key_dim: int) -> st.Record:
+    def train(self, key: st.Key, key_dim: int) -> st.Record:
         """Train some blocks of one size from independent weights."""
         seeds = st.generator(key).integers(0, 2**31, self.blocks).tolist()
         trained = train_networks(self.problem(), Network(key_dim, self.heads), seeds, chunk=self.blocks)
@@ -87,7 +83,7 @@ class DemoGrowth(st.Study):
             name: (("network", *dims), trained[name].values, name, unit) for name, dims, unit in MEASURED
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         bias, (single, near, far) = -finite_size_bias(self.key_dims), self.gaps(theory, trained)
         basis = f"a correction 1 + N^(-1/2) changes the power by {bias:.2f} over these sizes"
         yield st.Claim(
@@ -113,7 +109,7 @@ class DemoGrowth(st.Study):
             "refuted",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield self._losses(theory, trained)
         yield self._distances(*self.gaps(theory, trained))
         yield self._table(theory, trained)

@@ -1,12 +1,8 @@
 """`demo/scaling`: updates of the demo's transformer at twice its heads and depth, scaled by the table and unscaled."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -17,6 +13,8 @@ from manyheads.demo.text import TextTraining
 from manyheads.scaling.checks.coordinate_check import TOLERANCE
 from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.parametrization.power_laws import Power
+from manyheads.scaling.parametrization.table import Table
 from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import Recipe, measure_updates
 from manyheads.study.panels import Multiples, spread_curve
@@ -24,10 +22,6 @@ from manyheads.theory.joma.text.record import character_config
 from manyheads.theory.papers import BORDELON
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.power_laws import Power
-    from manyheads.scaling.parametrization.table import Table
 
 DRAWN = {"outputs": "the outputs", "residual": "the residual stream", "logits": "the attention logits"}
 WORDS = {"the table": "scaled", "plain": "plain"}
@@ -74,14 +68,14 @@ class DemoScaling(st.Study):
         """Return the factors of every class of weights at the larger shape."""
         return Parametrization.complete_p(self.base).table(self.target)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the table of factors from the demo's shape to the larger one."""
         table = self.table()
         return {"role": ("role", list(ROLES), "weights")} | {
             name: ("role", [getattr(table[role], name) for role in ROLES], label) for name, label in COLUMNS.items()
         }
 
-    def train(self, key: jax.Array, heads: int, depth: int) -> st.Record:
+    def train(self, key: st.Key, heads: int, depth: int) -> st.Record:
         """Train one shape with and without the table, and measure the RMS updates."""
         made = {"scaled": Parametrization.complete_p(self.base), "plain": Parametrization.standard(self.base)}
         task = self._task()
@@ -96,7 +90,7 @@ class DemoScaling(st.Study):
             found |= {name: (("parametrization", "step"), values, f"rms update of {module}")}
         return found
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         p = Parametrization.complete_p(self.base)
         required, least = required_growth(p), least_growth(p)
         # One doubling of the heads and one of the depth: the tolerances of both axes add up.
@@ -121,7 +115,7 @@ class DemoScaling(st.Study):
             "refuted",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield _draw_table(self.table())
         yield self._draw_motions(trained)
 
@@ -130,15 +124,15 @@ class DemoScaling(st.Study):
         template = character_config(self.base, len(vocabulary), self.length)
         return Task(template, TextWindows(training, self.length, self.batch))
 
-    def _at(self, trained: xr.Dataset, shape: Shape, parametrization: str) -> xr.Dataset:
+    def _at(self, trained: st.Data, shape: Shape, parametrization: str) -> st.Data:
         return trained.sel(heads=shape.heads, depth=shape.depth, parametrization=parametrization)
 
-    def _growth(self, trained: xr.Dataset, name: str, parametrization: str) -> xr.DataArray:
+    def _growth(self, trained: st.Data, name: str, parametrization: str) -> xr.DataArray:
         """Return log2 of the RMS update at the larger shape over the demo's, at the last step, by replicate."""
         small, large = (self._at(trained, shape, parametrization)[name] for shape in (self.base, self.target))
         return st.log(large / small).isel(step=-1) / np.log(2)
 
-    def _draw_motions(self, trained: xr.Dataset) -> Multiples:
+    def _draw_motions(self, trained: st.Data) -> Multiples:
         large = _listed(self.target)
         drawn = {f"{_listed(self.base)}, the demo's": self._at(trained, self.base, "scaled")}
         drawn |= {f"{large}, {word}": self._at(trained, self.target, of) for word, of in WORDS.items()}

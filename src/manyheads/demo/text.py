@@ -18,9 +18,7 @@ import manyheads.study as st
 from manyheads.data.characters import Split, Vocabulary, read_characters
 from manyheads.data.ngrams import ngram_losses
 from manyheads.spectra.levels import causal_entropy_level
-from manyheads.study import Curve, Lines, Listing
-from manyheads.study.panels import Picture, spread_curve
-from manyheads.study.tables import record
+from manyheads.study import Curve, Lines, Listing, panels, tables
 from manyheads.theory.joma.text.record import (
     character_config,
     digest_text,
@@ -29,10 +27,8 @@ from manyheads.theory.joma.text.record import (
     step_flops,
     train_and_record,
 )
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.shape import Shape
+from manyheads.transformer import Shape, Transformer, initialize, standard_scaling
 from manyheads.transformer.training import count_weights, with_weights
-from manyheads.transformer.transformer import Transformer, initialize
 from manyheads.transformer.weights import Weights
 
 CONTEXTS = (0, 1, 2, 3)  # characters of context of the n-gram models
@@ -80,7 +76,7 @@ class TextTraining(st.Study):
         """Return the matrix-multiply FLOPs of all updates."""
         return self.steps * self._step_flops(len(self._read()[0]))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the validation cross-entropy of n-gram models, and the entropy of uniform attention."""
         vocabulary, (training, validation) = self._read()
         # On the held-out characters of the transformer: 64 windows differ from the whole text by about 0.08 nat.
@@ -94,7 +90,7 @@ class TextTraining(st.Study):
             "uniform": ((), causal_entropy_level(self.length), "entropy of uniform causal attention", "nat"),
         }
 
-    def train(self, key: jax.Array) -> xr.Dataset:
+    def train(self, key: st.Key) -> st.Data:
         """Train once, record the statistics, and keep the trained weights."""
         vocabulary, (training, validation) = self._read()
         for_model, for_batches, for_writing = jax.random.split(key, 3)
@@ -118,9 +114,9 @@ class TextTraining(st.Study):
             "written": ((), join_lines(vocabulary.decode(np.asarray(written))), "sampled continuation", None),
             "snippet": ("query", list(mark_whitespace(vocabulary.decode(snippet))), SHOWN, None),
         }
-        return recorded_dataset(done).assign(record(stored_weights(done.model.weights) | found))
+        return recorded_dataset(done).assign(tables.record(stored_weights(done.model.weights) | found))
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for context, model in ((1, "a bigram"), (2, "a trigram")):
             yield st.Claim(
                 f"The validation loss is lower than that of {model} model",
@@ -130,7 +126,7 @@ class TextTraining(st.Study):
                 "validation loss (nat/character)",
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield from _curves(theory, trained, self.key_dim)
         yield from (_pattern(trained), _sample(trained), _cost(trained, self.steps))
 
@@ -154,7 +150,7 @@ def stored_weights(weights: Weights) -> dict[str, tuple[tuple[str, ...], np.ndar
     }
 
 
-def trained_model(study: TextTraining, trained: xr.Dataset, replicate: int = 0) -> Transformer:
+def trained_model(study: TextTraining, trained: st.Data, replicate: int = 0) -> Transformer:
     """Rebuild the transformer of one replicate from ``/trained`` of a run of `demo/text`."""
     vocabulary = len(read_characters(study.text)[0])
     blank = study._model(jax.random.key(0), vocabulary)
@@ -199,10 +195,10 @@ def join_lines(text: str) -> str:
     return re.sub(r" *\n\s*", " ¶ ", re.sub(r" {2,}", " ", text)).strip()
 
 
-def _curves(predicted: xr.Dataset, cell: xr.Dataset, key_dim: int) -> Iterator[Lines]:
+def _curves(predicted: st.Data, cell: st.Data, key_dim: int) -> Iterator[Lines]:
     steps = cell["step"].values
     ends = (float(steps[0]), float(steps[-1]))
-    losses = [spread_curve(steps, cell["validation_loss"].values, "transformer, validation")]
+    losses = [panels.spread_curve(steps, cell["validation_loss"].values, "transformer, validation")]
     losses += [
         Curve(ends, (float(level), float(level)), f"n-gram, context {context}", "predicted", context + 1)
         for context, level in zip(predicted["context"].values.tolist(), predicted["ngram"].values, strict=True)
@@ -217,7 +213,7 @@ def _curves(predicted: xr.Dataset, cell: xr.Dataset, key_dim: int) -> Iterator[L
     note = f"{note}of the first seed."
     yield Lines("Attention entropy, each head", "step", "entropy [nat]", entropies, note=note)
     ranks = tuple(
-        spread_curve(steps, cell["stable_rank"].sel(layer=layer).values, f"layer {layer}", group=int(layer))
+        panels.spread_curve(steps, cell["stable_rank"].sel(layer=layer).values, f"layer {layer}", group=int(layer))
         for layer in cell["layer"].values
     )
     note = f"Squared Frobenius over squared spectral norm. {seeds}"
@@ -227,7 +223,7 @@ def _curves(predicted: xr.Dataset, cell: xr.Dataset, key_dim: int) -> Iterator[L
     yield Lines("Stable rank of query times key, each head", "step", "stable rank", circuits, note=note)
 
 
-def _pattern(cell: xr.Dataset) -> Picture:
+def _pattern(cell: st.Data) -> panels.Picture:
     first = cell.isel(replicate=0)
     sharpness = first["entropy"].isel(step=-1).values  # (L, H)
     layer, head = np.unravel_index(sharpness.argmin(), sharpness.shape)
@@ -235,16 +231,16 @@ def _pattern(cell: xr.Dataset) -> Picture:
     title = f"Attention of the head of lowest entropy: layer {layer}, head {head}"
     values = tuple(tuple(map(float, row)) for row in first["pattern"].values[layer, head])
     note = "From the validation text, after training, first seed. · is a space, ¶ a line end."
-    return Picture(title, "key", "query", values, "attention", names, names, note)
+    return panels.Picture(title, "key", "query", values, "attention", names, names, note)
 
 
-def _sample(cell: xr.Dataset) -> Listing:
+def _sample(cell: st.Data) -> Listing:
     first = cell.isel(replicate=0)
     rows = (("prompt", str(first["prompt"].values)), ("sampled", str(first["written"].values)))
     return Listing("Sampled text", ("", "text"), rows, "Temperature 0.6, first seed. ¶ is a line end.")
 
 
-def _cost(cell: xr.Dataset, updates: int) -> Listing:
+def _cost(cell: st.Data, updates: int) -> Listing:
     weights, step, seconds = int(cell["weights"][0]), int(cell["step_flops"][0]), float(cell["seconds"].mean())
     rows = (
         ("weights", f"{weights:,}"),

@@ -2,17 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import ArrayLike, Float
 from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError, check_integer
-
-if TYPE_CHECKING:
-    from jax.typing import ArrayLike
-    from jaxtyping import Float
 
 Matrix: TypeAlias = Any  # an array, a sparse one, one on a disk, or an object with `shape`, `matvec` and `rmatvec`
 

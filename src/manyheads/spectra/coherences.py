@@ -2,21 +2,19 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Float
 from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError
 from manyheads.spectra.bidiagonal import Matrix, as_table
 from manyheads.spectra.levels import random_coherence
 from manyheads.statistics.intervals import Interval
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 BLOCK = 1024
 

@@ -1,18 +1,15 @@
 """Reference levels of random matrices: stable rank, coherence, Marchenko-Pastur law and outliers, causal entropy."""
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Float
 from manyheads._namespaces import Floats
 from manyheads.errors import UsageError, check_integer
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 TRACY_WIDOM_QUANTILE = 2.0234
 """99% quantile of the Tracy-Widom law of order one (Bejan 2005, table 2)."""

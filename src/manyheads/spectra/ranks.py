@@ -2,28 +2,16 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from scipy import linalg, special
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import ArrayLike, Float
 from manyheads._namespaces import Floats
 from manyheads.errors import CertificateError, UsageError
-from manyheads.spectra.bidiagonal import (
-    BLOCK_BYTES,
-    Bidiagonal,
-    Matrix,
-    Operator,
-    as_operator,
-    as_table,
-    golub_kahan,
-    row_blocks,
-)
-
-if TYPE_CHECKING:
-    from jax.typing import ArrayLike
-    from jaxtyping import Float
+from manyheads.spectra import bidiagonal
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -86,7 +74,7 @@ class StableRank:
 
 @takes_arrays
 def stable_rank(
-    matrix: "Float[ArrayLike, 'rows columns'] | Matrix",
+    matrix: "Float[ArrayLike, 'rows columns'] | bidiagonal.Matrix",
     method: Method = "auto",
     *,
     tolerance: float = 1e-3,
@@ -156,7 +144,7 @@ def stable_rank(
         raise UsageError(f"method={method!r}, certificate={certificate!r}: no such choice; see help(stable_rank)")
     if not 0 < tolerance < math.inf:
         raise UsageError(f"tolerance={tolerance}: expected a positive number")
-    shape = as_operator(matrix).shape
+    shape = bidiagonal.as_operator(matrix).shape
     entries = not (hasattr(matrix, "matvec") or hasattr(matrix, "tocsr"))
     if method == "auto":
         method = "gram" if entries and min(shape) <= EXACT_SIDE else "lanczos"
@@ -195,7 +183,7 @@ def lanczos_error(side: int, steps: int, failure: float = FAILURE) -> float:
     return (math.log(1.648 * math.sqrt(side) / failure) / (2 * steps - 1)) ** 2
 
 
-def _scaled(matrix: Matrix, entries: bool) -> tuple[Matrix, float, float]:
+def _scaled(matrix: bidiagonal.Matrix, entries: bool) -> tuple[bidiagonal.Matrix, float, float]:
     """Bring the largest entry near one, by a power of two, so that squares neither overflow nor vanish."""
     if not entries:
         if not (hasattr(matrix, "frobenius") or hasattr(matrix, "tocsr")):
@@ -204,13 +192,13 @@ def _scaled(matrix: Matrix, entries: bool) -> tuple[Matrix, float, float]:
         if not (np.isfinite(frobenius) and frobenius >= 0):
             raise UsageError(f"frobenius={frobenius}: expected the finite Frobenius norm of the matrix")
         return matrix, 1.0, float(frobenius)
-    array = as_table(matrix)
+    array = bidiagonal.as_table(matrix)
     if array.shape[0] < array.shape[1]:
         array = array[:]
-    if isinstance(array, np.ndarray) and 8 * array.size <= BLOCK_BYTES and array.dtype.kind not in "iub":
+    if isinstance(array, np.ndarray) and 8 * array.size <= bidiagonal.BLOCK_BYTES and array.dtype.kind not in "iub":
         array = array.astype(np.float64, copy=False)  # one block: converted once
     largest = 0.0
-    for _, block in row_blocks(array):
+    for _, block in bidiagonal.row_blocks(array):
         ends = float(block.max()), -float(block.min())
         if not np.all(np.isfinite(ends)):  # NaN is the largest and the smallest of all
             raise UsageError("the matrix holds NaN or infinite entries: it has no stable rank")
@@ -222,21 +210,21 @@ def _scaled(matrix: Matrix, entries: bool) -> tuple[Matrix, float, float]:
     if abs(exponent) > 100 or array.dtype.kind in "iub":
         scale = math.ldexp(1.0, exponent)
         array = np.ldexp(array[:].astype(np.float64), -exponent)
-    squares = math.fsum(float(np.vdot(block, block)) for _, block in row_blocks(array))
+    squares = math.fsum(float(np.vdot(block, block)) for _, block in bidiagonal.row_blocks(array))
     return array, scale, math.sqrt(squares)
 
 
-def _gram(array: Matrix) -> Floats:
+def _gram(array: bidiagonal.Matrix) -> Floats:
     """Gram matrix of the columns, in float64."""
     if isinstance(array, np.ndarray) and array.dtype == np.float64:
         return array.T @ array
     gram = np.zeros((array.shape[1], array.shape[1]))
-    for _, block in row_blocks(array):
+    for _, block in bidiagonal.row_blocks(array):
         gram += block.T @ block  # the same array twice: NumPy calls syrk, at half the cost
     return gram
 
 
-def _by_gram(array: Matrix, scale: float, frobenius: float) -> StableRank:
+def _by_gram(array: bidiagonal.Matrix, scale: float, frobenius: float) -> StableRank:
     squares: Floats = np.linalg.eigvalsh(_gram(_tall(array))).astype(np.float64, copy=False)
     top = float(squares[-1])
     # Rounding: a dot product of length m errs by m eps |x||y|, so the Gram by m eps F²; eigvalsh by about n eps σ₁².
@@ -246,7 +234,7 @@ def _by_gram(array: Matrix, scale: float, frobenius: float) -> StableRank:
 
 
 def _by_lanczos(
-    array: Matrix, scale: float, frobenius: float, tolerance: float, certificate: Certificate, **start: Any
+    array: bidiagonal.Matrix, scale: float, frobenius: float, tolerance: float, certificate: Certificate, **start: Any
 ) -> StableRank:
     """Lanczos from the smaller side, until one of the certificates holds; `start` is that of `golub_kahan`."""
     tall = _tall(array)
@@ -259,9 +247,9 @@ def _by_lanczos(
         error = 0.999 * tolerance / (1 + tolerance)
         steps = math.ceil((math.log(1.648 * math.sqrt(side) / FAILURE) / math.sqrt(error) + 1) / 2)
     while True:
-        found = golub_kahan(tall, steps, **start)
+        found = bidiagonal.golub_kahan(tall, steps, **start)
         # The Rayleigh quotient of the Ritz vector: a lower bound on σ₁² whatever rounding did to the Lanczos basis.
-        image, rounding = as_operator(tall).matvec(found.vector), 4 * EPS * max(tall.shape)
+        image, rounding = bidiagonal.as_operator(tall).matvec(found.vector), 4 * EPS * max(tall.shape)
         theta = float(image @ image / (found.vector @ found.vector)) * (1 - rounding)
         goal = theta * (1 + tolerance) / _rounding(tall) ** 2
         proof, bound = "frobenius", _frobenius_bound(found, theta, frobenius**2, max(tall.shape))
@@ -280,7 +268,7 @@ def _by_lanczos(
         steps = min(2 * steps, side)
 
 
-def _frobenius_bound(found: Bidiagonal, theta: float, total: float, length: int) -> float:
+def _frobenius_bound(found: bidiagonal.Bidiagonal, theta: float, total: float, length: int) -> float:
     """Bound on σ₁² from what the Krylov space leaves out, in the basis (Krylov space, its complement)."""
     rounding = 8 * length * EPS * total
     rest, coupling = max(total - found.captured, 0.0) + rounding, found.coupling + rounding
@@ -301,7 +289,7 @@ def _cholesky_bound(tall: Floats, goal: float, total: float) -> float:
     return math.inf if failed else goal
 
 
-def _chance(found: Bidiagonal, side: int) -> float:
+def _chance(found: bidiagonal.Bidiagonal, side: int) -> float:
     """Relative error of the Ritz value that a random start exceeds with probability at most FAILURE."""
     # Any k: by the theorem. An invariant space: (λ₁ - θ) |c| <= coupling, with c the start's part along the top vector,
     # and P(|c| < d) <= d √(2 n / π).
@@ -311,21 +299,23 @@ def _chance(found: Bidiagonal, side: int) -> float:
     return coupling * math.sqrt(2 * side / math.pi) / FAILURE
 
 
-def _tall(array: Matrix) -> Matrix:
+def _tall(array: bidiagonal.Matrix) -> bidiagonal.Matrix:
     """Return the matrix, or its transpose, with the smaller side last."""
     if array.shape[0] >= array.shape[1]:
         return array
     if hasattr(array, "matvec"):
-        return Operator((array.shape[1], array.shape[0]), array.rmatvec, array.matvec)
+        return bidiagonal.Operator((array.shape[1], array.shape[0]), array.rmatvec, array.matvec)
     return array.T
 
 
-def _rounding(array: Matrix) -> float:
+def _rounding(array: bidiagonal.Matrix) -> float:
     """Factor by which the rounded sum of all squares may be off."""
     return 1 + 4 * EPS * math.sqrt(array.shape[0] * array.shape[1])
 
 
-def _result(array: Matrix, scale: float, frobenius: float, tops: tuple[float, float, float], **how: Any) -> StableRank:
+def _result(
+    array: bidiagonal.Matrix, scale: float, frobenius: float, tops: tuple[float, float, float], **how: Any
+) -> StableRank:
     """Return bounds from those of σ₁², low, best and high."""
     low, best, high = tops
     rounding = _rounding(array)

@@ -1,15 +1,13 @@
 """Stable rank of small matrices in JAX: exact, under `jit`, `vmap` and `grad`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from manyheads._arrays import follows_caller
 from manyheads.errors import ShapeError
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @follows_caller

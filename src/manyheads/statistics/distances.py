@@ -13,8 +13,6 @@ B. Efron, C. Stein, "The jackknife estimate of variance", Annals of Statistics 9
 never too small on average, also for a U-statistic without a linear part.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

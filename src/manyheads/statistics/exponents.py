@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Float
 from manyheads._namespaces import Floats
 from manyheads._overview import distinct_texts
 from manyheads.errors import ShapeError, UsageError
@@ -22,9 +23,6 @@ from manyheads.statistics.intervals import (
     student_interval,
 )
 from manyheads.statistics.verdicts import Outcome, decide, replicates_to_decide
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 LARGEST_RELATIVE_ERROR = 1 / 3  # of a mean with a useful logarithm: beyond, three standard errors touch zero
 

@@ -4,18 +4,16 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Float
 from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def check_level(level: float) -> float:

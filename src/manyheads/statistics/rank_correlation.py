@@ -2,18 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Float
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics.intervals import Interval, as_samples, check_level
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @dataclass(frozen=True)

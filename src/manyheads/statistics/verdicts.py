@@ -2,35 +2,23 @@
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Float
 from manyheads.errors import UsageError
-from manyheads.statistics.intervals import (
-    Interval,
-    as_samples,
-    check_level,
-    half_widths,
-    mean_interval,
-    mean_of,
-    standard_error_of,
-    t_quantile,
-    tail_factors,
-)
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from manyheads.statistics import intervals
 
 Outcome: TypeAlias = Literal["holds", "refuted", "inconclusive"]
 
 MOST_REPLICATES = 10_000  # beyond, `replicates_to_decide` answers None: the estimate sits on the edge
 
 
-def acceptance_region(target: float, tolerance: float | tuple[float, float]) -> Interval:
+def acceptance_region(target: float, tolerance: float | tuple[float, float]) -> intervals.Interval:
     """Return the closed region target ± tolerance in which a claim holds.
 
     A tolerance is a distance on both sides, or a pair (below, above), of which one may be infinite: `(inf, 0.2)` claims
@@ -51,10 +39,12 @@ def acceptance_region(target: float, tolerance: float | tuple[float, float]) -> 
         raise UsageError(f"tolerance={tolerance}: expected a number >= 0, or a pair (below, above) of such numbers")
     if math.isinf(below) and math.isinf(above):
         raise UsageError("a tolerance that is infinite on both sides cannot be missed: a claim must be able to fail")
-    return Interval(target - below, target + above, 1.0)
+    return intervals.Interval(target - below, target + above, 1.0)
 
 
-def decide(figure: float, interval: Interval, target: float, tolerance: float | tuple[float, float]) -> Outcome:
+def decide(
+    figure: float, interval: intervals.Interval, target: float, tolerance: float | tuple[float, float]
+) -> Outcome:
     """Decide whether a measured figure agrees with a claim.
 
     * *holds*: the interval lies wholly inside the closed region [target - below, target + above]; touching is inside.
@@ -129,24 +119,24 @@ def replicates_to_decide(
     90
     """
     region = acceptance_region(target, tolerance)
-    level, power = check_level(level), check_level(power)
-    array = as_samples(samples)
+    level, power = intervals.check_level(level), intervals.check_level(power)
+    array = intervals.as_samples(samples)
     if not 0 <= prediction_error < math.inf:
         raise UsageError(f"prediction_error={prediction_error}: expected a finite half-width >= 0")
-    centre = float(mean_of(array))
-    now = mean_interval(array, level)
+    centre = float(intervals.mean_of(array))
+    now = intervals.mean_interval(array, level)
     if math.isinf(now.width):
         return None
     if decide(centre, now.widened_independently(centre, prediction_error), target, tolerance) != "inconclusive":
         return array.size
-    std = float(standard_error_of(array)) * math.sqrt(array.size)
+    std = float(intervals.standard_error_of(array)) * math.sqrt(array.size)
     if std == 0:  # undecided because of the prediction alone: no number of replicates changes that
         return None
 
     ends = (region.low - centre) / std, (region.high - centre) / std
 
     def decides(total: int) -> bool:
-        errors, factors = (level, prediction_error / std), tail_factors(array, total)
+        errors, factors = (level, prediction_error / std), intervals.tail_factors(array, total)
         return _decision_probability(ends, (array.size, total), errors, factors) >= power
 
     high = array.size + 1
@@ -172,7 +162,9 @@ def _decision_probability(
     # sigma (64,), over equally likely values of its chi-squared variable
     sigma = np.sqrt((now - 1) / stats.chi2.ppf((np.arange(64) + 0.5) / 64, now - 1))
     final = np.sqrt(((now - 1) + (total - now) * sigma**2) / (total - 1))
-    below, above = (np.hypot(f * half_widths(final / math.sqrt(total), total - 1, level), fixed) for f in factors)
+    below, above = (
+        np.hypot(f * intervals.half_widths(final / math.sqrt(total), total - 1, level), fixed) for f in factors
+    )
     moves = sigma * math.sqrt(1 / now - 1 / total)
 
     def lies_below(value: np.ndarray) -> np.ndarray:
@@ -206,7 +198,7 @@ def sequence_factor(level: float, first: int, now: int) -> float:
         raise UsageError(f"first={first}, now={now}: a sequence begins at two replicates or more")
     start = _first_bound(level, first)
     grown = math.expm1((math.log(now / first) + first * math.log1p(start**2 / (first - 1))) / now)
-    return math.sqrt((now - 1) * grown) / float(t_quantile(level, now - 1))
+    return math.sqrt((now - 1) * grown) / float(intervals.t_quantile(level, now - 1))
 
 
 @cache

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform, get_args
 
 from manyheads._constraints import check_fields
+from manyheads._extras import jax
+from manyheads._extras import xarray as xr
 from manyheads._user_modules import load_file
 from manyheads.errors import UsageError
 from manyheads.study.cells import Cell, Value, grid
@@ -21,9 +23,6 @@ from manyheads.study.declarations.fields import documented, values_of
 from manyheads.study.sources import Source
 
 if TYPE_CHECKING:
-    import jax
-    import xarray as xr
-
     from manyheads.study.claims import Claim
     from manyheads.study.panels import Panel
     from manyheads.study.tables import Record
@@ -136,8 +135,6 @@ class Study(abc.ABC):
 
     def independent(self, key: jax.Array, **cell: Value) -> jax.Array:
         """Return a key of one cell alone, where cells shall not share their random numbers."""
-        import jax
-
         return jax.random.fold_in(key, self.cells().index(Cell(**cell)))
 
     def claims(self, *data: Any) -> Iterable[Claim]:
@@ -182,8 +179,6 @@ class Study(abc.ABC):
 @contextlib.contextmanager
 def _on_grid(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> Iterator[tuple[xr.Dataset, xr.Dataset]]:
     """Yield prediction and trained systems over the axes of the grid; arithmetic keeps long names and units."""
-    import xarray as xr
-
     from manyheads.study.tables import on_grid, theory_on_grid
 
     with xr.set_options(keep_attrs=True):

@@ -11,15 +11,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, get_args
+from typing import Any, NamedTuple, SupportsFloat, get_args
 
+from manyheads._extras import NDArray, np
+from manyheads._extras import xarray as xr
 from manyheads.errors import UsageError
-from manyheads.study.verdicts import LEVEL, Expected, Scale, Tolerance, Verdict
-
-if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
-    from numpy.typing import NDArray
+from manyheads.study.verdicts import LEVEL, Expected, Tolerance, Verdict
 
 
 class Region(NamedTuple):
@@ -112,8 +109,6 @@ class Claim:
     resolution, prediction_error, prediction_dof
         For samples: the grain of one sample, the standard error of a sampled target, and its degrees of freedom; see
         `Verdict.from_samples`.
-    scale
-        For samples: "log" where the claim is about the geometric mean of positive replicates, such as a ratio.
 
     Examples
     --------
@@ -134,7 +129,6 @@ class Claim:
     resolution: float = 0.0
     prediction_error: float = 0.0
     prediction_dof: float = math.inf
-    scale: Scale = "linear"
 
     def __post_init__(self) -> None:
         widths = ("resolution", "prediction_error", "prediction_dof")
@@ -143,7 +137,6 @@ class Claim:
             "region": isinstance(self.region, Region) and self.region.is_valid,
             "expected": self.expected in (*get_args(Expected), None),
             "bounds": isinstance(self.bounds, tuple) and len(self.bounds) == 2 and self.bounds[0] < self.bounds[1],
-            "scale": self.scale in get_args(Scale),
         }
         for name in (name for name, is_right in right.items() if not is_right):
             given = getattr(self, name)
@@ -157,8 +150,6 @@ class Claim:
 
     def _decided(self, found: Any) -> Verdict:
         """Choose the rule by what was measured."""
-        import numpy as np
-
         from manyheads.statistics import Interval
         from manyheads.statistics.exponents import ExponentFit
         from manyheads.statistics.verdicts import replicates_to_decide
@@ -192,18 +183,18 @@ class Claim:
         if values.ndim == 0:
             self._refuse_sample_options("one number")
             return Verdict.exact(self.text, float(values), **stated)
-        usable = int((np.isfinite(values) & ((values > 0) | (self.scale == "linear"))).sum())
+        usable = int(np.isfinite(values).sum())
         if usable < max(values.size, 1):
             nothing = Interval(-math.inf, math.inf, LEVEL)
             verdict = Verdict.from_interval(self.text, nothing, figure=math.nan, **stated)
             return replace(verdict, note=f"{usable} of {values.size} replicates have a figure")
-        stated |= {"resolution": self.resolution, "bounds": self.bounds, "scale": self.scale}
+        stated |= {"resolution": self.resolution, "bounds": self.bounds}
         return Verdict.from_samples(self.text, values, prediction_error=error, prediction_dof=dof, **stated)
 
     def _refuse_sample_options(self, what: str) -> None:
         """Refuse options that only widen the interval of samples, where they would be ignored."""
-        if self.prediction_error or self.resolution or self.scale != "linear":
-            ignored = "so prediction_error, resolution and scale would be ignored"
+        if self.prediction_error or self.resolution:
+            ignored = "so prediction_error and resolution would be ignored"
             remedy = "include them in the interval or the tolerance"
             raise UsageError(f"claim {self.text!r}: it measures {what}, {ignored}; {remedy}")
 

@@ -14,8 +14,9 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from manyheads._extras import np
+from manyheads._extras import xarray as xr
 from manyheads._trees import T
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration, evaluated_claims
@@ -23,13 +24,8 @@ from manyheads.study.execution.runner import open_run, run
 from manyheads.study.execution.units import Layout, Unit, compute
 from manyheads.study.panels import Drawn, Panel, panel_from_json
 from manyheads.study.reporting.html import section_of, write_report
-from manyheads.study.store.equality import differences
-from manyheads.study.store.identity import fingerprint
-from manyheads.study.store.run_store import RunStore
+from manyheads.study.store import equality, identity, run_store
 from manyheads.study.verdicts import Verdict
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 # What the command line asks of every run; a study's own flags stand beside them.
 OF_WORK = {"same_versions", "work_only", "offset", "expect", "array", "sbatch", "prologue", "finish", "until_decided"}
@@ -63,7 +59,7 @@ class Trial:
 
     def stored(self, unit: Unit) -> xr.Dataset:
         """Return a unit as the run has stored it."""
-        return RunStore(self.tree.attrs["path"]).read(unit)
+        return run_store.RunStore(self.tree.attrs["path"]).read(unit)
 
     def compare(self, trained: xr.Dataset | None = None) -> tuple[Verdict, ...]:
         """Return the verdicts of the study, on other data if there are any."""
@@ -71,8 +67,6 @@ class Trial:
 
     def under_distortions(self, measure: Callable[[xr.Dataset], T]) -> Iterator[T]:
         """Yield what is said of data that no theory predicted; nonsense that is refused says nothing."""
-        import numpy as np
-
         for distorted in _distortions(self.trained):
             try:
                 with np.errstate(all="ignore"):  # nonsense may divide by zero
@@ -117,15 +111,15 @@ def _check_declaration(study: Study) -> None:
 
 def check_identity(trial: Trial) -> None:
     """Check that a pickled study is the same study, and that its seed and every number in it count."""
-    study, own = trial.study, fingerprint(trial.study, trial.seed)
+    study, own = trial.study, identity.fingerprint(trial.study, trial.seed)
     twin = pickle.loads(pickle.dumps(study))  # our own object, in this process
-    _require(twin == study and fingerprint(twin, trial.seed) == own, study, "changes when pickled")
-    _require(fingerprint(study, trial.seed + 1) != own, study, "ignores the seed")
+    _require(twin == study and identity.fingerprint(twin, trial.seed) == own, study, "changes when pickled")
+    _require(identity.fingerprint(study, trial.seed + 1) != own, study, "ignores the seed")
     for name, value in configuration(study).items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             other = copy.copy(study)
             object.__setattr__(other, name, value + 1)  # not `replace`: a study may refuse that number
-            _require(fingerprint(other, trial.seed) != own, study, f"field {name!r} is not hashed")
+            _require(identity.fingerprint(other, trial.seed) != own, study, f"field {name!r} is not hashed")
 
 
 def check_purity(trial: Trial) -> None:
@@ -133,7 +127,7 @@ def check_purity(trial: Trial) -> None:
     # The prediction of a deterministic theory is computed again by `check_prediction`, with another key.
     predicted = () if trial.study.predictions is None else Layout.of(trial.study).predicted()[:1]
     for unit in (*predicted, *Layout.of(trial.study).trained(1)[:1]):
-        found = differences(compute(trial.study, unit, trial.seed), trial.stored(unit))
+        found = equality.differences(compute(trial.study, unit, trial.seed), trial.stored(unit))
         _require(not found, trial.study, f"{unit}: computed twice, {found} differ")
 
 
@@ -141,11 +135,11 @@ def check_prediction(trial: Trial) -> None:
     """Check that a deterministic theory ignores its key, and that the draws of a sampled one differ."""
     first, *others = Layout.of(trial.study).predicted()
     if trial.study.predictions is None:
-        found = differences(trial.stored(first), compute(trial.study, first, trial.seed + 1))
+        found = equality.differences(trial.stored(first), compute(trial.study, first, trial.seed + 1))
         what = f"predict depends on its key ({found} differ): say how many `predictions` to draw"
         _require(not found, trial.study, what)
     else:
-        found = differences(trial.stored(first), trial.stored(others[0]))
+        found = equality.differences(trial.stored(first), trial.stored(others[0]))
         _require(bool(found), trial.study, "predict ignores its key: leave `predictions` at None")
 
 
@@ -164,7 +158,7 @@ def check_resumption(trial: Trial) -> None:
     again = open_run(trial.tree.attrs["path"])
     times, before = (tree["trained"].to_dataset()["wall_seconds"].values.tolist() for tree in (again, trial.tree))
     _require(times == before, trial.study, "a finished run was computed again")
-    _require(not (found := differences(trial.tree, again)), trial.study, f"read back, {found} differ")
+    _require(not (found := equality.differences(trial.tree, again)), trial.study, f"read back, {found} differ")
 
 
 def check_verdicts(trial: Trial) -> None:
@@ -176,8 +170,6 @@ def check_verdicts(trial: Trial) -> None:
 
 def check_use_of_prediction(trial: Trial) -> None:
     """Check that the comparison reads the prediction, or that the study says why it does not."""
-    import xarray as xr
-
     study = trial.study
     try:
         study.compare(xr.Dataset(), trial.trained)
@@ -224,7 +216,7 @@ def check_panels(trial: Trial) -> None:
         _require(same, trial.study, f"{panel.title!r} changes in the store")
         if isinstance(panel, Drawn):
             _require(bool(panel.x_label and panel.y_label), trial.study, f"{panel.title!r} has an axis without a label")
-    section = section_of(RunStore(trial.tree.attrs["path"]))
+    section = section_of(run_store.RunStore(trial.tree.attrs["path"]))
     shown = {type(panel): panel for panel in section.panels}  # pictures take the time: one of each kind is enough
     section = dataclasses.replace(section, panels=tuple(shown.values()))
     written = write_report([section], trial.store / "report.html", "")
@@ -266,9 +258,6 @@ CHECKS: tuple[Callable[[Trial], None], ...] = tuple(
 
 def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:
     """Yield data that no theory predicted: settled, blown up, turned over, shifted, constant, in reverse order."""
-    import numpy as np
-    import xarray as xr
-
     numeric = [name for name, value in trained.data_vars.items() if value.dtype.kind in "iuf"]
     place = xr.DataArray(np.arange(trained.sizes["cell"]), dims="cell")
 

@@ -10,14 +10,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import np
 from manyheads._json import Json, json_ready
 from manyheads.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Role = Literal["trained", "predicted", "reference"]
 
@@ -241,8 +239,6 @@ def _check_parts(data: Json, field: str = "") -> None:
 @takes_arrays
 def spread_curve(x: Iterable[float], samples: np.ndarray, label: str, role: Role = "trained", group: int = 0) -> Curve:
     """Return the mean of samples (replicates, n) over coordinates (n,), with their range as its band."""
-    import numpy as np
-
     values = np.atleast_2d(np.asarray(samples, dtype=float))
     mean, low, high = (tuple(each.tolist()) for each in (values.mean(0), values.min(0), values.max(0)))
     return Curve(tuple(map(float, x)), mean, label, role, group, *((low, high) if len(values) > 1 else ()))

@@ -3,22 +3,18 @@
 `study` imports no theory of its own accord: it imports the module of a study when the study is named, and not before.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from manyheads._user_modules import FILES as FILES
 from manyheads._user_modules import import_module, load_file
 from manyheads.errors import UsageError
-
-if TYPE_CHECKING:
-    from manyheads.study.base import Study
+from manyheads.study.base import Study
 
 PACKAGE = Path(__file__).parents[1]
 PLACES = ("studies/**/*.py", "demo/text.py")  # of files that define studies, in the package

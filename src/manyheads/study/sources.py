@@ -1,7 +1,5 @@
 """Publication behind a claim: its BibTeX entry, and the theorem, equation or figure in it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import dataclass, replace
@@ -88,7 +86,7 @@ class Source:
             if not _balanced(text := getattr(self, name)):
                 raise UsageError(f"{name}={text!r}: braces are unbalanced, which BibTeX cannot read")
 
-    def at(self, locus: str) -> Source:
+    def at(self, locus: str) -> "Source":
         """Return the publication with a place in it."""
         return replace(self, locus=locus)
 

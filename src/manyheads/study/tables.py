@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads._extras import NDArray, np
+from manyheads._extras import xarray as xr
 from manyheads._json import Json
 from manyheads.errors import UsageError
 from manyheads.study.cells import Cell
-
-if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
-    from numpy.typing import NDArray
 
 # Name: dimensions, values, long name and, unless it is 1, the unit; None for a text or a truth value, which has none.
 # A name that is its own only dimension is a coordinate. A measured time has a table of attributes as its third entry.
@@ -28,8 +25,6 @@ def record(values: object, cells: Sequence[Cell] = ()) -> Any:
     >>> found["loss"].attrs, found["step"].attrs
     ({'long_name': 'training loss', 'units': 'nat'}, {'long_name': 'updates'})
     """
-    import xarray as xr
-
     if not isinstance(values, Mapping) or isinstance(values, xr.Dataset):
         return values
     data, coords = {}, {}
@@ -58,9 +53,6 @@ def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
     Where the grid is no product of its axes, numbers are NaN and texts empty; where it is one, arrays are views. The
     axes are named in the attribute `axes`, and labelled as the prediction labels them.
     """
-    import numpy as np
-    import xarray as xr
-
     if "cell" not in trained.dims:
         return trained
     names = [str(name) for name, found in trained.coords.items() if found.dims == ("cell",) and name != "cell"]
@@ -101,8 +93,6 @@ def theory_on_grid(predicted: xr.Dataset, cells: Sequence[Cell]) -> xr.Dataset:
 
 def _on_axes(rows: NDArray[Any], places: tuple[NDArray[np.intp], ...], shape: tuple[int, ...]) -> NDArray[Any]:
     """Return rows over cells as an array over axes, a view where cells are their product in order."""
-    import numpy as np
-
     full = int(np.prod(shape)) == len(rows)
     if full and (not shape or (np.ravel_multi_index(places, shape) == np.arange(len(rows))).all()):
         return rows.reshape(*shape, *rows.shape[1:])

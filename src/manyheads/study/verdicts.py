@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,11 +14,10 @@ from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from jaxtyping import Float
     from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
     from manyheads.statistics import Interval
     from manyheads.statistics.verdicts import Outcome
@@ -29,8 +27,7 @@ LEVEL = 0.99  # coverage of every interval behind a verdict
 Expected = Literal["holds", "refuted"]
 Pair = tuple[float, float]
 Tolerance = float | Pair
-Scale = Literal["linear", "log"]
-NOT_STORED = ("derived", "bounds", "scale")
+NOT_STORED = ("derived", "bounds")
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,7 +75,6 @@ class Verdict(Shown):
     quantity: str = field(default="", compare=False, repr=False)
     note: str = field(default="", compare=False, repr=False)
     bounds: Pair = field(default=(-math.inf, math.inf), compare=False, repr=False)
-    scale: Scale = field(default="linear", compare=False, repr=False)
 
     @classmethod
     def from_interval(
@@ -136,7 +132,6 @@ class Verdict(Shown):
         prediction_dof: float = math.inf,
         resolution: float = 0.0,
         bounds: Pair = (-math.inf, math.inf),
-        scale: Scale = "linear",
     ) -> Verdict:
         """Decide a claim on the mean of independent replicates, by `manyheads.statistics.mean_interval`.
 
@@ -154,14 +149,11 @@ class Verdict(Shown):
             figure that cannot differ belongs to `exact`.
         bounds
             Values that the quantity can take, at which its interval ends.
-        scale
-            "log" decides a claim on the geometric mean of positive replicates, such as a ratio, by the interval
-            of their logarithms: a long tail on the right does no harm there. Not with prediction_error or resolution.
 
         Raises
         ------
         UsageError
-            As `from_interval`; on the scale "log" a sample or target that is not positive.
+            As `from_interval`.
         """
         from manyheads.statistics import decide
         from manyheads.statistics.intervals import (
@@ -174,12 +166,6 @@ class Verdict(Shown):
         from manyheads.statistics.verdicts import replicates_to_decide
 
         values = as_samples(samples)
-        if scale not in get_args(Scale):
-            raise UsageError(f"claim {claim!r}: scale={scale!r}; expected 'linear' or 'log'")
-        if scale == "log":
-            if prediction_error or resolution:
-                raise UsageError(f"claim {claim!r}: scale='log' takes no prediction_error and no resolution")
-            return cls._from_logarithms(claim, values, target, tolerance, bounds, basis=basis, expected=expected)
         origin = target if prediction_error else 0.0
         sampled = values, origin, prediction_error, prediction_dof
         silent = resolution == 0 and values.min() == values.max()
@@ -200,27 +186,6 @@ class Verdict(Shown):
             return verdict
         return replace(verdict, note=f"{values.size} replicates are too few for samples of this skewness")
 
-    @classmethod
-    def _from_logarithms(
-        cls, claim: str, values: NDArray[np.float64], target: float, tolerance: Tolerance, bounds: Pair, **stated: Any
-    ) -> Verdict:
-        """Decide a claim on a geometric mean by the logarithms of target, region, bounds and samples."""
-        import numpy as np
-
-        from manyheads.statistics.verdicts import acceptance_region
-
-        region = acceptance_region(target, tolerance)
-        if not (values.min() > 0 and target > 0):
-            worst = min(float(values.min()), target)
-            raise UsageError(f"claim {claim!r}: {worst} has no logarithm; scale='log' is for positive quantities")
-        centre, edges = _log(target), (_log(target) - _log(region.low), _log(region.high) - _log(target))
-        ends = _log(bounds[0]), _log(bounds[1])
-        logs = cls.from_samples(claim, np.log(values), target=centre, tolerance=edges, bounds=ends, **stated)
-        below, above = tolerance if isinstance(tolerance, tuple) else (tolerance, tolerance)
-        ends, widths = (_exp(logs.interval[0]), _exp(logs.interval[1])), (float(below), float(above))
-        stated = {"target": float(target), "tolerance": widths, "bounds": bounds, "scale": "log"}
-        return replace(logs, figure=_exp(logs.figure), interval=ends, **stated)
-
     def at_any_time(self, first: int, now: int) -> Verdict:
         """Decide again by an interval that is valid at every number of replicates from `first` on, at `now` of them.
 
@@ -231,10 +196,9 @@ class Verdict(Shown):
 
         if self.interval[0] == self.interval[1] or not math.isfinite(self.figure):
             return self
-        to, back = (_log, _exp) if self.scale == "log" else (float, float)
-        more, middle = sequence_factor(LEVEL, first, now) - 1, to(self.figure)
-        low, high = (to(end) for end in self.interval)
-        low, high = back(low - more * abs(middle - low)), back(high + more * abs(high - middle))
+        more, middle = sequence_factor(LEVEL, first, now) - 1, self.figure
+        low, high = self.interval
+        low, high = low - more * abs(middle - low), high + more * abs(high - middle)
         interval = Interval(max(low, self.bounds[0]), min(high, self.bounds[1]), LEVEL)
         outcome, ends = decide(self.figure, interval, self.target, self.tolerance), (interval.low, interval.high)
         note = "; ".join(filter(None, (self.note, f"interval valid at any number of replicates from {first} on")))
@@ -309,17 +273,6 @@ def verdict_overview(verdicts: Sequence[Verdict], title: str, notes: tuple[str, 
 def tally(outcomes: Iterable[str]) -> str:
     """Return how often each outcome occurs, in the order of their first."""
     return ", ".join(f"{count} {outcome}" for outcome, count in Counter(outcomes).items())
-
-
-def _log(value: float) -> float:
-    """Return the logarithm of a number, minus infinity where it is not positive."""
-    return math.log(value) if value > 0 else -math.inf
-
-
-def _exp(value: float) -> float:
-    """Return e^value, infinite where it overflows by more than rounding."""
-    largest = math.log(sys.float_info.max)
-    return math.exp(value) if value < largest else sys.float_info.max if value < largest + 1e-9 else math.inf
 
 
 def _json(value: object) -> Json:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import jax
+from manyheads._extras import jax, jnp
 
 State = TypeVar("State")
 
@@ -17,8 +16,6 @@ TABLEAU = ((0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6))  # nodes and weig
 
 def runge_kutta_step(derivative: Callable[[State], State], state: State, step: jax.Array) -> State:
     """Return the state after one step; traceable."""
-    import jax
-    import jax.numpy as jnp
 
     def stage(carry: tuple[State, State], shares: tuple[jax.Array, jax.Array]) -> tuple[tuple[State, State], None]:
         slope, end = carry
@@ -33,6 +30,4 @@ def runge_kutta_step(derivative: Callable[[State], State], state: State, step: j
 
 def move(state: State, direction: State, by: float | jax.Array) -> State:
     """Return state + by * direction."""
-    import jax
-
     return jax.tree.map(lambda y, dy: y + by * dy, state, direction)

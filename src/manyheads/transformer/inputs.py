@@ -1,13 +1,10 @@
 """Inputs of a transformer: tokens of a vocabulary, patches with a linear embedding, or vectors."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._extras import Array
 from manyheads.errors import ShapeError
-
-if TYPE_CHECKING:
-    from jax import Array
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,12 @@
 """Softmax cross-entropy and accuracy on a batch, for pooled outputs and for every token."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from manyheads._namespaces import Array
 from manyheads.errors import ShapeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def cross_entropy(model: "Callable[[Array], jax.Array]", batch: "Sequence[Array]") -> jax.Array:

@@ -1,25 +1,22 @@
 """The finite transformer: heads and key dimension as axes of their own, scales as data."""
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Num
+from numpy.typing import DTypeLike
 
 from manyheads._arrays import follows_caller
-from manyheads.attention.masks import causal
-from manyheads.attention.softmax import masked_softmax
+from manyheads.attention import causal, masked_softmax
 from manyheads.errors import ShapeError
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput, embed
 from manyheads.transformer.scaling import Number, Scaling
 from manyheads.transformer.weights import Blocks, Weights, draw_weights
-
-if TYPE_CHECKING:
-    from jax.typing import ArrayLike
-    from jaxtyping import Array, Bool, Float, Num
-    from numpy.typing import DTypeLike
 
 ACTIVATIONS = {
     "gelu": lambda z: jax.nn.gelu(z, approximate=False),

@@ -2,11 +2,12 @@
 
 import functools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from manyheads._trees import PyTree
 from manyheads.data.draws import draw_vectors
@@ -14,9 +15,6 @@ from manyheads.errors import UsageError
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import VectorInput
 from manyheads.transformer.scaling import ROLE_OF, Scaling
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
 
 Optional = jax.Array | None
 

@@ -1,6 +1,6 @@
 """Words for the heads of a layer."""
 
-from manyheads.recovery.layers.description import say_ranks
+from manyheads.recovery.layers.panels import say_ranks
 
 
 def test_ranks_in_few_words():

@@ -4,7 +4,7 @@ import numpy as np
 
 from manyheads.recovery import planted_layer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.values.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.values.output_spaces import Sums, read_sums
 
 
 def test_sum_of_projections_and_bias_of_a_planted_layer(rng):

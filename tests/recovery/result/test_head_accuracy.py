@@ -6,7 +6,7 @@ from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import ExtractionOptions, compare_layers, evaluate_layer, extract_layer, gpt_layer
-from manyheads.recovery.result.head_accuracy import head_accuracies, note_unresolved
+from manyheads.recovery.result.results import head_accuracies, note_unresolved
 
 
 def changed(layer, head, theta=1.0, projection=1.0):

@@ -8,14 +8,14 @@ from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Recovery, gpt_layer, planted_layer
-from manyheads.recovery.layers.description import (
+from manyheads.recovery.layers.panels import (
     Head,
     at_offset_one,
     describe_heads,
     free_parameters,
+    layer_panels,
     rank_tolerance,
 )
-from manyheads.recovery.layers.panels import layer_panels
 from manyheads.recovery.oracle.oracle import Counts
 from manyheads.recovery.result.certificates import Certificate
 from manyheads.recovery.result.reports import recovery_section, summarize_recovery

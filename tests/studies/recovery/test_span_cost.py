@@ -5,9 +5,8 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.examples.stages.hull import HullSettings, choose_rows
+from manyheads.recovery.examples.stages.hull import HullSettings, choose_rows, find_bottom_dense
 from manyheads.recovery.examples.stages.shards import open_shards
-from manyheads.recovery.examples.stages.smallest_eigenvalues import find_bottom_dense
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.studies.recovery.steps.span_cost import KEPT, REWEIGHINGS, SpanCost, count_operations, examples_for

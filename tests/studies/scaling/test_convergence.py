@@ -10,7 +10,7 @@ from manyheads.scaling import Parametrization
 from manyheads.scaling.task import digits_task
 from manyheads.scaling.trained.trajectories import SEQUENCES, TOKENS, draw_network, follow_networks
 from manyheads.scaling.trained.transformers import Recipe, factors_of
-from manyheads.studies.scaling.shared.convergence import (
+from manyheads.studies.scaling.approach import (
     distances_to_largest,
     effective_sizes,
     fall_of_mean,

@@ -22,7 +22,7 @@ from manyheads.theory.bigram.lags.alternating_least_squares import (
     solve_value,
     value_sums,
 )
-from manyheads.theory.bigram.lags.independence import Forecast, independence_test
+from manyheads.theory.bigram.lags.fit import Forecast, independence_test
 from manyheads.theory.bigram.lags.pair_counts import PairCounts
 from manyheads.theory.bigram.lags.streams import read_streams
 

@@ -9,10 +9,10 @@ from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKe
 from manyheads.theory.dmft.branches.branch import BranchOutput, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import factor, matched_normals, signed_normals, stein_response
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.dataset import Trajectory
 from manyheads.theory.dmft.grids.depth import finite_depth_step
 from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion
-from manyheads.theory.dmft.trajectory import Trajectory
 
 
 def test_matched_normals_have_exact_second_moments(rng):

@@ -1,7 +1,5 @@
 """Shell completion: a script for the shell, and the words that may follow those typed."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Text as wide as the terminal: paragraphs, lists of two columns, and command lines that can still be pasted."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -21,10 +21,8 @@ from manyheads.models.refusals import CheckpointRefused
 from manyheads.models.torch.lazy_torch import torch
 from manyheads.probe.attention.datasets import take_snapshot
 from manyheads.probe.attention.recording import record_attention
-from manyheads.probe.checkpoints.series import read_order
+from manyheads.probe.checkpoints import series, verification, weights
 from manyheads.probe.checkpoints.tokens import Tokens, check_fit, check_tokens, digest_tokens
-from manyheads.probe.checkpoints.verification import Verification, verify_checkpoints
-from manyheads.probe.checkpoints.weights import weight_spectra
 from manyheads.probe.live.reading import as_series, encode_snapshot, open_recording
 from manyheads.probe.live.recorder import run_in_evaluation
 from manyheads.probe.live.step_log import StepLog
@@ -124,8 +122,8 @@ def measure_checkpoints(
     if findings not in ("refuse", "warn"):
         raise UsageError(f"findings={findings!r}: expected 'refuse' or 'warn'")
     _check_place(dtype, device)
-    order = read_order(list(checkpoints))
-    found = verify_checkpoints(order.sources, follow_links=follow_links)
+    order = series.read_order(list(checkpoints))
+    found = verification.verify_checkpoints(order.sources, follow_links=follow_links)
     _act_on(found, findings)
     members = _members([Path(str(source)) for source in order.sources], order.steps, found)
     config: Mapping[str, Json] = open_checkpoint(members[0].folder, follow_links=follow_links).config or {}
@@ -138,7 +136,7 @@ def measure_checkpoints(
             if member in missing["attention_fixed"]:
                 logs["attention_fixed"].append(about | _measure_attention(member, ids, rows, (dtype, device)))
             if member in missing["weights"]:
-                spectra = weight_spectra(open_checkpoint(member.folder, follow_links=follow_links))
+                spectra = weights.weight_spectra(open_checkpoint(member.folder, follow_links=follow_links))
                 logs["weights"].append(about | {"dataset": spectra.to_dict()})
             advance()
     if store is None:
@@ -162,7 +160,7 @@ def _check_place(dtype: str, device: str) -> None:
         ) from error
 
 
-def _act_on(found: Verification, findings: str) -> None:
+def _act_on(found: verification.Verification, findings: str) -> None:
     """Refuse a series, or warn of it, because of what was found; checkpoints that cannot be read are refused."""
     if found.passed:
         return
@@ -173,7 +171,7 @@ def _act_on(found: Verification, findings: str) -> None:
     warnings.warn(f"{first.where}: {text}", SeriesWarning, stacklevel=3)
 
 
-def _members(folders: Sequence[Path], steps: list[int] | None, found: Verification) -> list[_Member]:
+def _members(folders: Sequence[Path], steps: list[int] | None, found: verification.Verification) -> list[_Member]:
     """Return the checkpoints with their steps, or numbers in the order given."""
     if files := [folder for folder in folders if not folder.is_dir()]:
         raise UsageError(f"{files[0]} is no folder: give the folder with config.json and the weights")

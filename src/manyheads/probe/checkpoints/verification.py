@@ -10,30 +10,22 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._extras import Figure
 from manyheads._overview import Overview, Shown, distinct_texts
 from manyheads.errors import UsageError
 from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
+from manyheads.probe.checkpoints import copies
 from manyheads.probe.checkpoints.alterations.comparison import compare_with
 from manyheads.probe.checkpoints.alterations.detection import find_alterations, note_unchecked
 from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, Notes, digest_contents, read_contents
-from manyheads.probe.checkpoints.copies import (
-    find_copies,
-    find_interchanged,
-    find_misplaced,
-    find_partial_copies,
-    find_rounded,
-)
 from manyheads.probe.checkpoints.folder import check_folder
 from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of, read_order
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Sampled entries from which the order of a single shard is told: with fewer, distances that are equal differ by chance.
 OF_SHARD = 8 * SAMPLE
@@ -180,14 +172,14 @@ def verify_checkpoints(
     if against is not None:
         findings += compare_with(against, contents, opened, unchecked, follow_links)
     findings += _compare_tables(contents)
-    findings += find_copies(contents) + find_rounded(contents, unchecked)
-    copied, partial = find_partial_copies(contents)
-    moved, interchanged = find_interchanged(contents)
+    findings += copies.find_copies(contents) + copies.find_rounded(contents, unchecked)
+    copied, partial = copies.find_partial_copies(contents)
+    moved, interchanged = copies.find_interchanged(contents)
     odd, misplaced = _find_steps(contents, partial | moved)
     findings += copied + interchanged + misplaced
     ordered = [content for content in contents if content.name not in odd]
     alterations, altered = find_alterations(ordered, opened, partial | moved)
-    findings += alterations + find_partial_copies(ordered, altered)[0]
+    findings += alterations + copies.find_partial_copies(ordered, altered)[0]
     if order.steps is None and order.conflict is None:
         unchecked["steps", "not every name holds one, such as step1000 or checkpoint-500"] = []
     note_unchecked(ordered, against is not None, unchecked)
@@ -286,7 +278,7 @@ def _find_steps(contents: list[Contents], doubtful: set[str]) -> tuple[set[str],
 def _describe_misplaced(usable: list[Contents], names: list[str], of: str) -> Iterator[Finding]:
     """Find checkpoints that are out of order by some of their matrices; `of` says by which."""
     distances = _distances(usable, names)
-    for each in [] if distances is None else find_misplaced(distances):
+    for each in [] if distances is None else copies.find_misplaced(distances):
         named = [usable[place].name if place >= 0 else "" for place in each.places]
         before, after = distinct_texts(each.before, each.after)
         evidence = f"distances around it: {before} in the stated order, {after} otherwise"

@@ -22,10 +22,7 @@ from manyheads.models.refusals import FamilyUnknown, FileMissing
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.checkpoints.series import Source, as_checkpoint, list_sources, path_of
 from manyheads.probe.heads.circuits import BOUND, head_dataset, head_norms, largest_norm
-from manyheads.spectra import coherence, stable_rank
-from manyheads.spectra.bidiagonal import Matrix, row_blocks
-from manyheads.spectra.levels import count_beyond_edge, expected_stable_rank, marchenko_pastur_edges
-from manyheads.spectra.ranks import CHOLESKY_SIDE, StableRank
+from manyheads.spectra import bidiagonal, coherence, levels, ranks, stable_rank
 
 TABLE_BYTES = 2**26
 FIRST = (Role.EMBEDDING, Role.POSITION, Role.SEGMENT, Role.PATCH, Role.EMBEDDING_PROJECTION)
@@ -63,8 +60,8 @@ class _Matrix:
     name: str
     role: str
     layer: int  # -1 outside of layers
-    entries: Matrix
-    vectors: Matrix | None = None
+    entries: bidiagonal.Matrix
+    vectors: bidiagonal.Matrix | None = None
 
 
 @dataclass
@@ -271,7 +268,7 @@ def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:
     """Read a matrix, or leave a large table on the disk; flatten patches to (out, in)."""
     rows, *rest = (extent for extent in weight.shape if extent > 1)
     if len(weight.shape) == 2 and rows >= rest[0] and checkpoint.entry(weight.name).nbytes > TABLE_BYTES:
-        entries: Matrix = checkpoint.stored(weight.name)
+        entries: bidiagonal.Matrix = checkpoint.stored(weight.name)
     else:
         entries = checkpoint.tensor(weight.name).reshape(rows, -1)
     vectors = entries if weight.role in (Role.EMBEDDING, Role.UNEMBEDDING) else None
@@ -284,12 +281,12 @@ def _figures(matrix: _Matrix, options: _Options) -> dict[str, float]:
     """Return the figures of one matrix, NaN where it has none."""
     figures = dict.fromkeys(FIGURES, math.nan)
     entries = matrix.entries
-    if not all(np.isfinite(block).all() for _, block in row_blocks(entries)):
+    if not all(np.isfinite(block).all() for _, block in bidiagonal.row_blocks(entries)):
         return figures
     rank = _rank(matrix, options)
-    edge = math.sqrt(marchenko_pastur_edges(*entries.shape)[1] / math.prod(entries.shape))
+    edge = math.sqrt(levels.marchenko_pastur_edges(*entries.shape)[1] / math.prod(entries.shape))
     side = float(min(entries.shape))
-    beyond = math.nan if rank.squares is None else count_beyond_edge(rank.squares, *entries.shape)
+    beyond = math.nan if rank.squares is None else levels.count_beyond_edge(rank.squares, *entries.shape)
     figures |= {
         "frobenius": rank.frobenius,
         "spectral": rank.frobenius / math.sqrt(rank.value) if rank.value else 0.0,
@@ -299,7 +296,7 @@ def _figures(matrix: _Matrix, options: _Options) -> dict[str, float]:
         "stable_rank": rank.value,
         "stable_rank_low": rank.lower,
         "stable_rank_high": rank.upper,
-        "stable_rank_random": min(max(expected_stable_rank(*entries.shape), 1.0), side),
+        "stable_rank_random": min(max(levels.expected_stable_rank(*entries.shape), 1.0), side),
         "effective_rank": rank.effective_rank,
         "participation_ratio": rank.participation_ratio,
         "beyond_edge": float(beyond),
@@ -321,11 +318,11 @@ def _figures(matrix: _Matrix, options: _Options) -> dict[str, float]:
     }
 
 
-def _rank(matrix: _Matrix, options: _Options) -> StableRank:
+def _rank(matrix: _Matrix, options: _Options) -> ranks.StableRank:
     """Return the stable rank, of a table on the disk by its Gram matrix, of others from the vector kept before."""
     if not isinstance(matrix.entries, np.ndarray):
         return stable_rank(matrix.entries, "gram")
-    start = options.starts.get(matrix.name) if min(matrix.entries.shape) <= CHOLESKY_SIDE else None
+    start = options.starts.get(matrix.name) if min(matrix.entries.shape) <= ranks.CHOLESKY_SIDE else None
     try:
         found = stable_rank(matrix.entries, tolerance=options.tolerance, start=start)
     except CertificateError:

@@ -7,8 +7,6 @@ row by row. The function determines the Theta_i, and the projections up to a com
 back: :math:`(W_i G, G^{-1} A)` is the same function for every invertible G.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from typing import NamedTuple

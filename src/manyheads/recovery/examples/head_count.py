@@ -8,8 +8,6 @@ merging, because the W of a dropped twin moves to the other one by least squares
 Derived here.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -12,8 +12,6 @@ a head whose logits are constant, which takes up (x_1 + x_2) W, every set may.
 Derived here.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from manyheads.attention import AttentionLayer

@@ -15,25 +15,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_arrays
 from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._extras import Num
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery._types import Generator
+from manyheads.recovery.examples import holdout
 from manyheads.recovery.examples.head_count import eliminate_heads, fit_until_flat, fit_wanted, note_count
-from manyheads.recovery.examples.holdout import (
-    CHANCE,
-    EXACT,
-    certify_examples,
-    drift_of_errors,
-    error_of_noise,
-    note_undetermined,
-)
 from manyheads.recovery.examples.six_stages import LITERAL, StageSettings, learn_in_six_stages
 from manyheads.recovery.examples.stages.shards import list_shards, load_shard, open_shards
 from manyheads.recovery.examples.student import ENOUGH, Fit, StudentSettings, fit_student, free_numbers
@@ -42,11 +36,7 @@ from manyheads.recovery.fit.variable_projection import Examples, Form
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.refusals import NoFit, check_positive
 from manyheads.recovery.result.certificates import Certificate
-from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
-from manyheads.recovery.result.results import Recovery, Stage, StageLog
-
-if TYPE_CHECKING:
-    from jaxtyping import Num
+from manyheads.recovery.result.results import HeadAccuracy, Recovery, Stage, StageLog, head_accuracies, note_unresolved
 
 Method = Literal["student", "six-stage"]
 SLIGHT = 1e-6  # share of the noise that a further step of the refinement must be worth
@@ -213,7 +203,7 @@ def _by_student(
         fits = fit_until_flat(train, held_out, counts, rng, settings=few)
     else:
         noise = 0.0 if options.noise == "estimate" else float(options.noise)
-        wanted = options.tolerance or max(EXACT, error_of_noise(noise, train, counts[-1], held_out))
+        wanted = options.tolerance or max(holdout.EXACT, holdout.error_of_noise(noise, train, counts[-1], held_out))
         if len(counts) == 1:
             fits = [fit_student(train, held_out, counts[0], rng, wanted=wanted, settings=student)]
         else:
@@ -224,9 +214,11 @@ def _by_student(
         reduced = eliminate_heads(found.layer, train, held_out, log, student.refinement)
         count = note_count(reduced, found.heads)
         found = replace(found, layer=reduced.layer, held_out_error=reduced.error)
-    certificate = certify_examples(found.layer, unseen, options.confidence, wanted)
+    certificate = holdout.certify_examples(found.layer, unseen, options.confidence, wanted)
     accuracies = _accuracies(found.layer, unseen, certificate)
-    notes = count + note_undetermined(found.layer, train, unseen) + note_unresolved(accuracies, bool(log.stages))
+    notes = (
+        count + holdout.note_undetermined(found.layer, train, unseen) + note_unresolved(accuracies, bool(log.stages))
+    )
     stages = (*map(_stage, fits), *log.stages)
     result = Recovery(found.layer, certificate, stages, "student", notes=notes, head_accuracy=accuracies)
     if found.held_out_error > wanted or not certificate.accepted:
@@ -244,13 +236,13 @@ def _check_unseen(
 ) -> None:
     """Refuse a layer whose mean error is larger on sequences that chose nothing than chance allows."""
     train, held_out, unseen = parts
-    if wanted <= EXACT:
+    if wanted <= holdout.EXACT:
         return  # each of the sequences has passed
     if options.noise == "estimate" and options.tolerance is None:
-        measured, threshold = drift_of_errors(result.layer, held_out, unseen), CHANCE
+        measured, threshold = holdout.drift_of_errors(result.layer, held_out, unseen), holdout.CHANCE
         what = "is larger than on those that chose the number of heads, in standard errors"
     else:
-        threshold = options.tolerance or error_of_noise(float(options.noise), train, result.heads, unseen)
+        threshold = options.tolerance or holdout.error_of_noise(float(options.noise), train, result.heads, unseen)
         measured, what = relative_error(result.layer, unseen), "is larger than the tolerance"
     if measured > threshold:
         raise NoFit(f"mean error on {len(unseen)} unseen sequences {what}: add examples", measured, threshold, result)
@@ -336,11 +328,11 @@ def _in_six_stages(shards: tuple[Any, ...], heads: int | None, options: Learning
     unseen = as_examples(*data.take(np.arange(data.count - count, data.count)))
     found = learn_in_six_stages(data.without_last(count), heads, settings=settings, rng=rng)
     wanted = float(found.certificate["threshold"])
-    certificate = certify_examples(found.layer, unseen, options.confidence, wanted)
+    certificate = holdout.certify_examples(found.layer, unseen, options.confidence, wanted)
     accuracies = _accuracies(found.layer, unseen, certificate)
-    notes = found.notes + note_undetermined(found.layer, unseen, unseen) + note_unresolved(accuracies)
+    notes = found.notes + holdout.note_undetermined(found.layer, unseen, unseen) + note_unresolved(accuracies)
     result = replace(found, certificate=certificate, notes=notes, head_accuracy=accuracies)
     measured = relative_error(found.layer, unseen)
-    if measured > max(wanted, EXACT) or not certificate.accepted:
+    if measured > max(wanted, holdout.EXACT) or not certificate.accepted:
         raise NoFit(f"the error on {count} unseen sequences is too large: give more examples", measured, wanted, result)
     return result

@@ -29,8 +29,6 @@ is selectable stage by stage (`LITERAL`); the default forms are worked out
 here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple

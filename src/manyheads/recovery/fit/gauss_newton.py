@@ -7,8 +7,6 @@ labels the squared error is squared from step to step and ends at rounding, 1e-2
 noise it ends at the parametric rate, (number of parameters) sigma^2 / (numbers in the labels).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -17,8 +17,6 @@ caught in a valley that leads to infinite weights.
 The metric is J^T J of some of the sequences: with it conjugate gradients take few steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -50,7 +48,7 @@ class RotaryWeights(NamedTuple):
     bias: Array  # c (d,)
 
     @classmethod
-    def of(cls, layer: RotaryLayer) -> RotaryWeights:
+    def of(cls, layer: RotaryLayer) -> "RotaryWeights":
         """Return weights of a layer whose forms go on by turns, each turn brought to the nearest rotation of planes."""
         turns = layer.turns
         if turns is None:
@@ -72,7 +70,7 @@ class RotaryWeights(NamedTuple):
         """Return all weights as one vector."""
         return np.concatenate([part.ravel() for part in self])
 
-    def like(self, flat: Array) -> RotaryWeights:
+    def like(self, flat: Array) -> "RotaryWeights":
         """Return weights of the same shapes from one vector."""
         ends = np.cumsum([part.size for part in self])[:-1]
         return RotaryWeights(*(part.reshape(own.shape) for own, part in zip(self, np.split(flat, ends), strict=True)))
@@ -114,7 +112,9 @@ class RotaryTangent:
     ridge: float = FAR
 
     @classmethod
-    def at(cls, examples: Examples, weights: RotaryWeights, frozen: bool = False, ridge: float = FAR) -> RotaryTangent:
+    def at(
+        cls, examples: Examples, weights: RotaryWeights, frozen: bool = False, ridge: float = FAR
+    ) -> "RotaryTangent":
         """Evaluate the layer on the examples."""
         x, frozen = examples.x, frozen or not weights.generator.any()
         count, length, dim = x.shape
@@ -130,7 +130,7 @@ class RotaryTangent:
         residual = (examples.y - answers).reshape(-1, dim)
         return cls(examples, weights, tokens, sides, (query, key), pattern, mean, residual, frozen, ridge)
 
-    def move(self, change: Array) -> RotaryTangent:
+    def move(self, change: Array) -> "RotaryTangent":
         """Return the same at weights that were changed."""
         return RotaryTangent.at(self.examples, self.weights.like(self.weights.flat() + change), self.frozen, self.ridge)
 

@@ -20,8 +20,6 @@ G. Golub, V. Pereyra, SIAM J. Numer. Anal. 10 (1973), and L. Kaufman, BIT 15 (19
 Jacobian used here, P_perp dP W. The derivatives of the layer and the metric are worked out here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -45,7 +43,7 @@ class Form(NamedTuple):
     causal: bool = False
 
     @classmethod
-    def of(cls, layer: AttentionLayer) -> Form:
+    def of(cls, layer: AttentionLayer) -> "Form":
         """Return the form of a layer."""
         return cls(layer.key_bias is not None, layer.bias is not None, layer.causal)
 
@@ -111,7 +109,7 @@ class Examples:
         size = max(1, BLOCK // (length * heads * dim))
         return [slice(start, start + size) for start in range(0, len(self), size)]
 
-    def take(self, indices: Array) -> Examples:
+    def take(self, indices: Array) -> "Examples":
         """Return some of the sequences."""
         weights = None if self.weights is None else self.weights[indices]
         return Examples(self.x[indices], self.y[indices], self.form, weights)
@@ -130,7 +128,7 @@ class Tangent:
     residual: Array  # w o (y - P [W; c]) (n k, d)
 
     @classmethod
-    def at(cls, examples: Examples, theta: Array) -> Tangent:
+    def at(cls, examples: Examples, theta: Array) -> "Tangent":
         """Read with these attention matrices and solve for the projections."""
         pattern, readings = read(examples, theta)
         factor = factor_gram(readings.T @ readings, RIDGE)
@@ -140,7 +138,7 @@ class Tangent:
         residual = examples.labels - readings @ projection
         return cls(examples, theta, pattern, readings, factor, projection, residual)
 
-    def move(self, change: Array) -> Tangent:
+    def move(self, change: Array) -> "Tangent":
         """Return the same at attention matrices that were changed."""
         return Tangent.at(self.examples, self.theta + change)
 

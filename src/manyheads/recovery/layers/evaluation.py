@@ -1,17 +1,13 @@
 """Evaluation of a layer in plain NumPy, without compilation."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Float
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, ArrayFunction
 from manyheads.recovery.fit.variable_projection import Examples
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 TOKENS = 1 << 14  # tokens that are worked on at once
 

@@ -14,20 +14,17 @@ Theta^(t) = L G^(t-1) F with L, F of the rank of the head. The angles of the eig
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_native, takes_arrays
+from manyheads._extras import Float
 from manyheads._overview import ArraysAsShapes
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import softmax
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @dataclass(frozen=True, eq=False, repr=False)

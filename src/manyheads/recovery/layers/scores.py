@@ -21,19 +21,17 @@ The function determines s_i - z_i whole, what depends on the query alone include
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_native, takes_arrays
+from manyheads._extras import Float
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.layers.rotary import RotaryLayer
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @final

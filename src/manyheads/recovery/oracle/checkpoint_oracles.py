@@ -26,13 +26,7 @@ from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.modules import Role
 from manyheads.models.parameters import parameter_map
 from manyheads.models.refusals import NotExtractable
-from manyheads.models.torch.extractable_attention import (
-    attention_function,
-    find_attention,
-    find_block,
-    native_function,
-    rotary_frequencies,
-)
+from manyheads.models.torch import extractable_attention
 from manyheads.recovery.oracle.answers import LayerOracle
 
 Through = Literal["attention", "block", "block-with-mlp"]
@@ -77,9 +71,9 @@ def checkpoint_oracle(
     refuse_what_queries_cannot_tell(config, facts, layer, through)
     if not hasattr(model, "named_parameters"):
         model = _load(path)
-    module, norm = find_attention(model, config.family, layer)
-    module = find_block(model, config.family, layer) if through == "block-with-mlp" else module
-    positions = None if facts.rotary is None else rotary_frequencies(model, model.config, layer)
+    module, norm = extractable_attention.find_attention(model, config.family, layer)
+    module = extractable_attention.find_block(model, config.family, layer) if through == "block-with-mlp" else module
+    positions = None if facts.rotary is None else extractable_attention.rotary_frequencies(model, model.config, layer)
     block = through == "block"
     if block and norm is None:
         raise NotExtractable(f"layer {layer} of {about} has no norm before attention: ask with through='attention'")
@@ -102,15 +96,15 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
     facts = _facts(config, layer)
     refuse_what_queries_cannot_tell(config, facts, layer, "attention")
     raw = next(part.config for part in module.modules() if hasattr(part, "config"))
-    positions = None if facts.rotary is None else rotary_frequencies(module, raw, layer)
+    positions = None if facts.rotary is None else extractable_attention.rotary_frequencies(module, raw, layer)
     asked = module, None, positions
     return _as_oracle(asked, config, facts, dtype, name)
 
 
 def _as_oracle(asked: Any, config: ModelConfig, facts: AttentionConfig, dtype: Floats, about: str) -> LayerOracle:
     """Return modules of a model with their norm and positions as a function, with the facts of their attention."""
-    function = attention_function(*asked, dtype=dtype, causal=facts.causal, window=facts.window)
-    itself = native_function(*asked, causal=facts.causal, window=facts.window)
+    function = extractable_attention.attention_function(*asked, dtype=dtype, causal=facts.causal, window=facts.window)
+    itself = extractable_attention.native_function(*asked, causal=facts.causal, window=facts.window)
     scores, rotary = has_other_scores(config, facts), facts.rotary is not None
     about = f"{about} ({config.family.model_type}), in {dtype}"
     stated = (function, facts.width, facts.causal, False, False, rotary, scores)

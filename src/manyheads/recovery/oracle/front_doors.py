@@ -13,10 +13,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.models.torch.extractable_attention import WIDE, widen
 from manyheads.recovery._types import Array
-from manyheads.recovery.layers.evaluation import apply_layer
-from manyheads.recovery.layers.files import is_layer_file, load_layer
-from manyheads.recovery.layers.rotary import RotaryLayer
-from manyheads.recovery.layers.scores import ScoreLayer
+from manyheads.recovery.layers import evaluation, files, rotary, scores
 from manyheads.recovery.oracle.answers import LayerOracle
 from manyheads.recovery.oracle.checkpoint_oracles import Floats, Through, attention_module_oracle, checkpoint_oracle
 
@@ -55,7 +52,7 @@ def _of_function(given: Callable[[Any], Any], dim: int | None) -> LayerOracle:
     """Return a function with the properties that its attributes state."""
     if isinstance(given, LayerOracle):
         return given
-    if isinstance(given, AttentionLayer | RotaryLayer):
+    if isinstance(given, AttentionLayer | rotary.RotaryLayer):
         return _of_layer(given, f"a layer of {given.heads} heads")
     dim = getattr(given, "dim", None) if dim is None else dim
     if dim is None:
@@ -75,19 +72,19 @@ def _of_path(path: Path, layer: int | None, dtype: Floats, through: Through) -> 
         return checkpoint_oracle(path, layer, through=through, dtype=dtype)
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
-    if path.suffix == ".safetensors" and not is_layer_file(path):
+    if path.suffix == ".safetensors" and not files.is_layer_file(path):
         raise UsageError(f"{path} holds no saved layer; for a checkpoint give its folder, and the number of a layer")
     if layer is not None:
         raise UsageError(f"layer = {layer}: {path} holds one layer, leave it out")
-    return _of_layer(load_layer(path), str(path))
+    return _of_layer(files.load_layer(path), str(path))
 
 
-def _of_layer(layer: AttentionLayer | RotaryLayer, about: str) -> LayerOracle:
-    if isinstance(layer, RotaryLayer):
+def _of_layer(layer: AttentionLayer | rotary.RotaryLayer, about: str) -> LayerOracle:
+    if isinstance(layer, rotary.RotaryLayer):
         return LayerOracle(
-            layer, layer.dim, causal=layer.causal, rotary=True, scores=isinstance(layer, ScoreLayer), about=about
+            layer, layer.dim, causal=layer.causal, rotary=True, scores=isinstance(layer, scores.ScoreLayer), about=about
         )
-    return LayerOracle(lambda x: apply_layer(layer, x), layer.dim, causal=bool(layer.causal), about=about)
+    return LayerOracle(lambda x: evaluation.apply_layer(layer, x), layer.dim, causal=bool(layer.causal), about=about)
 
 
 def is_module(given: Any) -> bool:

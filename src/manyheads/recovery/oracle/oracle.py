@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from manyheads._arrays import takes_arrays
 from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._extras import Float
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery._types import Array
@@ -25,9 +26,6 @@ from manyheads.recovery.oracle.limits import ServerLimits, largest_norm
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.refusals import BudgetSpent, OracleError, check_positive
 from manyheads.study.execution.progress import announce
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 Rows = Literal["last", "all"]
 Read = Rows | tuple[int, ...]

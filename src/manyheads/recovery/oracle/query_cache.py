@@ -24,15 +24,7 @@ import numpy as np
 
 from manyheads.errors import FileRefused
 from manyheads.recovery._types import ArrayFunction
-from manyheads.study.store.disk import (
-    StoreDamaged,
-    hash_files,
-    is_abandoned,
-    read_signed,
-    room_on_disk,
-    temporary_beside,
-    write_signed,
-)
+from manyheads.study.store import disk
 
 FORMAT = 1
 HEADER, MANIFEST, DATA = "oracle.json", "manifest.json", "answers.safetensors"
@@ -61,7 +53,7 @@ class QueryCache:
                 if not folder.name.startswith("."):
                     self._index_batch(folder.name)
         if self._index and HEADER not in inside:
-            raise StoreDamaged(f"{self.path / HEADER} is missing: it names the oracle of these answers; {REMEDY}")
+            raise disk.StoreDamaged(f"{self.path / HEADER} is missing: it names the oracle of these answers; {REMEDY}")
 
     def __len__(self) -> int:
         return len(self._index)
@@ -85,13 +77,13 @@ class QueryCache:
         else:
             repeat, _ = _difference(first, [ask(probe) for probe in probes])
             answers = [y.astype(np.float64).ravel().tolist() for y in first]
-            with room_on_disk(self.path):
+            with disk.room_on_disk(self.path):
                 self._batches.mkdir(parents=True, exist_ok=True)
-                write_signed(self.path / HEADER, about | {"repeat": repeat, "probes": answers})
+                disk.write_signed(self.path / HEADER, about | {"repeat": repeat, "probes": answers})
         self.attached = True
 
     def _compare(self, about: dict[str, Any], answers: list[np.ndarray]) -> None:
-        stored = read_signed(self.path / HEADER, "no answers are stored here", REMEDY)
+        stored = disk.read_signed(self.path / HEADER, "no answers are stored here", REMEDY)
         for name, value in about.items():
             if stored.get(name) != value:
                 what = f"{name} is {stored.get(name)!r} there and {value!r} here"
@@ -123,8 +115,8 @@ class QueryCache:
 
         name = hashlib.sha256(b"".join(keys)).hexdigest()[:32]
         final = self._batches / name
-        temporary = temporary_beside(final)
-        with room_on_disk(final):
+        temporary = disk.temporary_beside(final)
+        with disk.room_on_disk(final):
             try:
                 temporary.mkdir(parents=True)
                 table = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), 32)
@@ -132,7 +124,9 @@ class QueryCache:
                     file.write(save({"answers": np.ascontiguousarray(y), "keys": table}))
                     file.flush()
                     os.fsync(file.fileno())
-                write_signed(temporary / MANIFEST, {"count": len(keys), "files": hash_files(temporary, MANIFEST)})
+                disk.write_signed(
+                    temporary / MANIFEST, {"count": len(keys), "files": disk.hash_files(temporary, MANIFEST)}
+                )
                 os.rename(temporary, final)
             except OSError:
                 if not final.is_dir():
@@ -146,9 +140,9 @@ class QueryCache:
 
     def _index_batch(self, name: str) -> None:
         folder = self._batches / name
-        manifest = read_signed(folder / MANIFEST, f"a batch of stored answers is incomplete; {REMEDY}", REMEDY)
-        if manifest.get("files") != hash_files(folder, MANIFEST):
-            raise StoreDamaged(f"{folder}: the stored answers have been altered (their sha256 differs); {REMEDY}")
+        manifest = disk.read_signed(folder / MANIFEST, f"a batch of stored answers is incomplete; {REMEDY}", REMEDY)
+        if manifest.get("files") != disk.hash_files(folder, MANIFEST):
+            raise disk.StoreDamaged(f"{folder}: the stored answers have been altered (their sha256 differs); {REMEDY}")
         table = self._read(name)["keys"]
         for row, key in enumerate(table):
             self._index.setdefault(key.tobytes(), (name, row))
@@ -168,12 +162,12 @@ class QueryCache:
         try:
             return load(path.read_bytes())
         except Exception as error:  # the library raises its own kinds
-            raise StoreDamaged(f"{path} cannot be read: {error}; {REMEDY}") from error
+            raise disk.StoreDamaged(f"{path} cannot be read: {error}; {REMEDY}") from error
 
     def _sweep(self) -> None:
         """Remove what killed processes of this machine have left half-written."""
         for folder in self._batches.iterdir():
-            if folder.name.startswith(".") and is_abandoned(folder):
+            if folder.name.startswith(".") and disk.is_abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

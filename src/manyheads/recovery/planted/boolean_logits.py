@@ -15,8 +15,6 @@ W. Feller, An Introduction to Probability Theory and Its Applications II, chapte
 S. Chen, Y. Li, arXiv 2402.04084: that lattices have to be kept away from. The two laws for logits are worked out here.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -15,11 +15,11 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Figure
 from manyheads._overview import Overview, Shown
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
@@ -27,10 +27,6 @@ from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import dense_weights
 from manyheads.recovery.planted.task import Inputs
 from manyheads.spectra import stable_rank
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 ENUMERATED = 16  # heads up to which all subsets are summed; beyond, an eigenvalue bounds their sums from below
 ENTRIES = 4096  # entries of an attention matrix, at most, that are held against lattices

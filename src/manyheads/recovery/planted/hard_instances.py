@@ -28,22 +28,18 @@ lower bounds for this problem exist.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import comb
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Float
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.refusals import IllConditioned
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 
 # Condition number of the system for the projections above which a parity layer is refused: six heads reach 8e3. The
 # signal, of size one, is a difference of terms as large as the projections; at 1e4 single precision keeps three

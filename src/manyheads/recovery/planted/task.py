@@ -6,17 +6,14 @@ extraction by queries. What violates the assumptions of the proofs is in `manyhe
 is hard to learn at all in `manyheads.recovery.planted.hard_instances`.
 """
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
+from manyheads._extras import Float
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery._types import Array, Generator
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 
 Inputs: TypeAlias = Literal["boolean", "gaussian"]
 # Standard deviation of the query bias of a GPT-shaped layer, beside query entries of standard deviation one

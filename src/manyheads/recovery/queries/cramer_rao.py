@@ -19,8 +19,8 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array
 from manyheads.recovery.fit.rotary_tangent import SEEN, RotaryTangent, RotaryWeights
 from manyheads.recovery.fit.variable_projection import Examples
-from manyheads.recovery.layers.description import RANK_TOLERANCE
 from manyheads.recovery.layers.evaluation import dense_weights, softmax
+from manyheads.recovery.layers.panels import RANK_TOLERANCE
 
 ENTRIES = 1 << 23  # of a part of a Jacobian
 UNSEEN = 1e-12  # eigenvalue of the information of a direction that changes no answer, relative to the largest

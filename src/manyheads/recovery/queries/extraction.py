@@ -14,21 +14,16 @@ import numpy as np
 from manyheads._machine import machine_memory
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery._types import Array, ArrayFunction, Generator
-from manyheads.recovery.oracle.answers import LayerOracle
-from manyheads.recovery.oracle.checkpoint_oracles import Through
-from manyheads.recovery.oracle.front_doors import open_oracle
-from manyheads.recovery.oracle.noise_estimate import OracleNoise, Steadiness, oracle_noise
+from manyheads.recovery.oracle import answers, checkpoint_oracles, front_doors, noise_estimate
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries import methods
-from manyheads.recovery.queries.block.composition import Composition
-from manyheads.recovery.queries.block.method import Block, open_block
+from manyheads.recovery.queries.block.method import Block, Composition, open_block
 from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.queries.vocabulary.method import vocabulary_noise
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.result.certificates import OBSERVED, Certificate, certify, oracle_errors
 from manyheads.recovery.result.distributions import Draw, ShortSequences
-from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
-from manyheads.recovery.result.results import Extracted, Recovery
+from manyheads.recovery.result.results import Extracted, HeadAccuracy, Recovery, head_accuracies, note_unresolved
 
 OnSphere = Literal["sphere", "rotary-sphere", "scores-sphere"]
 Method = Literal["auto", "subspaces", "probes", "bounded", "rotary", "scores", "vocabulary", OnSphere]
@@ -43,7 +38,7 @@ def extract_layer(
     dim: int | None = None,
     *,
     layer: int | None = None,
-    through: Through = "attention",
+    through: checkpoint_oracles.Through = "attention",
     method: Method = "auto",
     noise: float | None = None,
     seed: int = 0,
@@ -135,7 +130,7 @@ def extract_layer(
     if noise is not None and not 0 < noise < 1:
         raise UsageError(f"noise = {noise}: give the relative noise of the answers, or None to measure it")
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(7 + options.tries)]
-    target = open_oracle(function, dim, layer, options.dtype, through)
+    target = front_doors.open_oracle(function, dim, layer, options.dtype, through)
     options = options.knowing(target)
     oracle = Oracle(target.function, target.dim, options.oracle(), options.store)
     _check_memory(oracle.dim, options)
@@ -146,7 +141,7 @@ def extract_layer(
         unsteady = options.stochastic or noise is not None
         if options.limits.vocabulary is None:
             sinks = options.scores and block is None
-            measured = oracle_noise(asked, streams[0], stochastic=unsteady, sinks=sinks)
+            measured = noise_estimate.oracle_noise(asked, streams[0], stochastic=unsteady, sinks=sinks)
         else:
             measured = vocabulary_noise(oracle, streams[0], stochastic=unsteady)
         if block is not None:
@@ -157,7 +152,7 @@ def extract_layer(
         plan = methods.plan_attempts(method, level, measured, options)
         plan = plan if block is None else [attempt for attempt in plan if block.can_run(attempt.method)]
         methods.check_room(plan[-1].method if plan[0].guess else plan[0].method, asked)
-        steady = Steadiness(oracle, level, streams[-1])
+        steady = noise_estimate.Steadiness(oracle, level, streams[-1])
         found = _Extraction(oracle, options, measured, level, steady, streams[1], streams[2], block).run(
             plan, streams[3:-1]
         )
@@ -174,9 +169,9 @@ class _Extraction:
 
     oracle: Oracle
     options: ExtractionOptions
-    measured: OracleNoise
+    measured: noise_estimate.OracleNoise
     level: float
-    steady: Steadiness
+    steady: noise_estimate.Steadiness
     selection: Generator
     certification: Generator
     block: Block | None = None
@@ -290,7 +285,7 @@ def _predictor(found: Extracted) -> ArrayFunction:
     return found.whole.beyond_one_token if isinstance(found.whole, Composition) else found.attention
 
 
-def _add_model_error(certificate: Certificate, target: LayerOracle, stacks: list[Array]) -> Certificate:
+def _add_model_error(certificate: Certificate, target: answers.LayerOracle, stacks: list[Array]) -> Certificate:
     """Add the largest error against the model in its own precision: that of the copy and the distance between both."""
     assert target.itself is not None
     function, kind = target.itself

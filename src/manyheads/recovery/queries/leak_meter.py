@@ -19,20 +19,18 @@ queries with all tokens shorter than 3 sqrt(d) gain up to 2.3 times and are not 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.fit.rotary_tangent import RotaryWeights
-from manyheads.recovery.layers.description import rank_tolerance
+from manyheads.recovery.layers.panels import rank_tolerance
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
 from manyheads.recovery.queries.refinement import LARGEST, LENGTH
-
-if TYPE_CHECKING:
-    from manyheads.recovery.result.results import Recovery
+from manyheads.recovery.result.results import Recovery
 
 METHODS = ("subspaces", "probes", "bounded", "rotary", "scores")  # of layers without a norm in front
 ROUNDED = 8 / 12**0.5  # error of b bits over four standard deviations either way, times 2^b

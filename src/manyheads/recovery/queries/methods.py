@@ -18,8 +18,7 @@ from manyheads.recovery.queries.bounded.method import extract_bounded
 from manyheads.recovery.queries.effort import ACCURATE, BASED, BOUNDED, PROBES, SPARING, Effort
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.options import ExtractionOptions
-from manyheads.recovery.queries.rotary.method import extract_rotary
-from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
+from manyheads.recovery.queries.rotary.method import extract_rotary, extract_rotary_on_sphere
 from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.queries.scores.normalized import extract_scores_behind_norm
 from manyheads.recovery.queries.subspaces.method import extract_by_subspaces, extract_on_sphere

@@ -15,20 +15,18 @@ rarer than eps, nor of sequences that D does not draw, nor of an oracle that ans
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._extras import Figure
 from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 from manyheads.recovery._types import Array, ArrayFunction, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import check_positive
 from manyheads.recovery.result.distributions import Draw, GaussianSequences, describe_draw
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COARSE = 1e-3  # mean squared rounding of the answers, relative to their variance, from which it counts as an error
 OBSERVED = 50  # fresh sequences on which a model itself is compared

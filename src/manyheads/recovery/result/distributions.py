@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads.errors import UsageError
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.limits import ServerLimits
@@ -16,7 +16,7 @@ Draw = Callable[[Generator, int, int], list[Array]]
 
 
 @dataclass(frozen=True)
-class GaussianSequences:
+class GaussianSequences(Constrained):
     """Sequences of Gaussian tokens with independent, uniformly drawn lengths and standard deviations `scales`.
 
     A repeated length is drawn in proportion. One default sequence in six has 32 to 128 tokens, so that a function with
@@ -25,9 +25,6 @@ class GaussianSequences:
 
     lengths: tuple[int, ...] = constrained(4 * (2, 4, 8, 16) + (32, 64, 128), Constraint(least=1))
     scales: tuple[float, ...] = constrained((0.5, 1.0, 2.0), Constraint(above=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, rng: Generator, count: int, dim: int) -> list[Array]:
         """Draw `count` sequences, those of a length stacked."""

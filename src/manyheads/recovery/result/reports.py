@@ -7,9 +7,14 @@ from typing import Any
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Figures
-from manyheads.recovery.layers.description import at_offset_one, describe_heads, free_parameters, rank_tolerance
 from manyheads.recovery.layers.matching import compare_layers
-from manyheads.recovery.layers.panels import layer_panels
+from manyheads.recovery.layers.panels import (
+    at_offset_one,
+    describe_heads,
+    free_parameters,
+    layer_panels,
+    rank_tolerance,
+)
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.queries.leak_meter import describe_queries, describe_unmeasured, name_bound
 from manyheads.recovery.result.results import Recovery

@@ -19,12 +19,9 @@ from manyheads.costs.formulas.depth import crossover_length
 from manyheads.costs.jax.critical_path import longest_chain
 from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.studies.attention.baseline_flops import baseline_flops
+from manyheads.transformer import Shape, TransformerConfig, initialize, standard_scaling
 from manyheads.transformer.baselines import BaselineConfig, initialize_pooled, initialize_recurrent
-from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import VectorInput
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.shape import Shape
-from manyheads.transformer.transformer import initialize
 
 MODELS = ("transformer", "recurrent", "pooled")
 GRID = ("model", "length")

@@ -18,14 +18,10 @@ from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.data.recall import Recall, RecallSource
 from manyheads.studies.attention.baseline_flops import baseline_flops
 from manyheads.study.panels import Picture
+from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize, standard_scaling
 from manyheads.transformer.baselines import BaselineConfig, initialize_pooled, initialize_recurrent, match_hidden
-from manyheads.transformer.config import TransformerConfig
-from manyheads.transformer.inputs import TokenInput
 from manyheads.transformer.losses import cross_entropy
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import count_weights, train
-from manyheads.transformer.transformer import initialize
 
 MODELS = ("pooled", "recurrent", "transformer")
 TESTED = 8192  # fresh sequences on which a trained network is tested

@@ -19,12 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import manyheads.study as st
+from manyheads.transformer import Shape, TransformerConfig, initialize, standard_scaling
 from manyheads.transformer.baselines import BaselineConfig, initialize_recurrent
-from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import VectorInput
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.shape import Shape
-from manyheads.transformer.transformer import initialize
 
 KEY_DIM = 16
 NODES = 80  # of the Gauss-Hermite quadrature

@@ -11,8 +11,7 @@ import math
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.bigram import setups
-from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
+from manyheads.theory.bigram import BigramTask, draw_bigram_task, setups
 from manyheads.theory.bigram.training.record import measure_refitted
 from manyheads.theory.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
 from manyheads.theory.bigram.training.two_stages import run_stage_one, run_stage_two

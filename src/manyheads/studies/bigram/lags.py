@@ -9,10 +9,9 @@ import numpy as np
 import manyheads.study as st
 from manyheads.data import load_text
 from manyheads.study.panels import Picture
-from manyheads.theory.bigram.lags.fit import LagSettings
+from manyheads.theory.bigram import LagSettings, screen
 from manyheads.theory.bigram.lags.planted import measure_planted, plant_evenly, prepare, share_of_lags, try_fit
 from manyheads.theory.bigram.lags.streams import lag_information, read_streams
-from manyheads.theory.bigram.screening import screen
 from manyheads.theory.bigram.setups import replicate_seed
 from manyheads.theory.papers import REN
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.bigram import setups
-from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram import draw_bigram_task, setups
 from manyheads.theory.bigram.training import softmax_training
 from manyheads.theory.bigram.training.proximal_sgd import initial_state
 from manyheads.theory.bigram.training.record import record

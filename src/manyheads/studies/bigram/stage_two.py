@@ -14,8 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.bigram import setups
-from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
+from manyheads.theory.bigram import BigramTask, draw_bigram_task, setups
 from manyheads.theory.bigram.training.proximal_sgd import StepSettings
 from manyheads.theory.bigram.training.record import measure_rounded, record
 from manyheads.theory.papers import REN

@@ -20,10 +20,8 @@ from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.sample_complexity import STAGE_ONE_OFFSET
 from manyheads.theory.bigram.training.transformer_training import draw_probe, initialize_transformer, measure, source_of
 from manyheads.theory.papers import REN
+from manyheads.transformer import Shape, Transformer, train
 from manyheads.transformer.losses import cross_entropy
-from manyheads.transformer.shape import Shape
-from manyheads.transformer.training import train
-from manyheads.transformer.transformer import Transformer
 
 INITS = {
     "scratch": "from scratch",

@@ -10,8 +10,7 @@ import math
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.bigram import setups
-from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
+from manyheads.theory.bigram import BigramTask, draw_bigram_task, setups
 from manyheads.theory.bigram.theorems.population import excess
 from manyheads.theory.bigram.theorems.sample_complexity import refit_excess, stage_one_samples
 from manyheads.theory.bigram.theorems.signal import predict_escape

@@ -10,10 +10,9 @@ import manyheads.study as st
 from manyheads.statistics.intervals import proportion_interval
 from manyheads.studies.dmft.shared.mean_field import train_seeds
 from manyheads.study.panels import Multiples
-from manyheads.theory.dmft.finite.ensembles import Network
+from manyheads.theory.dmft import Network, Problem
 from manyheads.theory.dmft.finite.forecast import LossForecast, forecast_loss
 from manyheads.theory.dmft.finite.problems import digits_problem, text_problem
-from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.papers import BORDELON
 
 COVERED = 0.95

@@ -15,8 +15,7 @@ from manyheads.statistics.distances import squared_distance
 from manyheads.studies.dmft.shared import mean_field
 from manyheads.studies.dmft.shared.logit_distributions import LEVELS, densities, hold_against_gaussian, pool_logits
 from manyheads.studies.scaling.shared.parametrizations import parametrization_of, task_of
-from manyheads.theory.dmft.finite.ensembles import Network
-from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft import Network, Problem
 from manyheads.theory.papers import BORDELON
 from manyheads.transformer.shape import Shape
 

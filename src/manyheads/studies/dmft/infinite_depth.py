@@ -8,10 +8,9 @@ import xarray as xr
 import manyheads.study as st
 from manyheads.statistics.distances import noise_of_mean
 from manyheads.studies.dmft.shared.mean_field import NEARER, problem_of, projection, solve_blocks, train_seeds
+from manyheads.theory.dmft import Network, Problem
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention, UniformAttention
-from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.grids.depth import continuum_step
-from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion
 from manyheads.theory.papers import BORDELON
 

@@ -10,8 +10,7 @@ import manyheads.study as st
 from manyheads.statistics import distances
 from manyheads.studies.dmft.shared import mean_field
 from manyheads.studies.dmft.shared.mean_field import QUANTITIES
-from manyheads.theory.dmft.finite.ensembles import Network
-from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft import Network, Problem
 from manyheads.theory.papers import BORDELON
 
 LOGITS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}

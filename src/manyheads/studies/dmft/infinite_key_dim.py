@@ -4,8 +4,7 @@ import manyheads.study as st
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.studies.dmft.shared import mean_field
 from manyheads.studies.dmft.shared.mean_field import DIMS, QUANTITIES
-from manyheads.theory.dmft.finite.ensembles import Network
-from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft import Network, Problem
 from manyheads.theory.papers import BORDELON
 
 

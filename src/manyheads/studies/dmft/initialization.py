@@ -9,9 +9,8 @@ import manyheads.study as st
 from manyheads.statistics.distances import squared_distance
 from manyheads.studies.dmft.shared import logit_distributions as logits_law
 from manyheads.studies.dmft.shared import mean_field
-from manyheads.theory.dmft.finite.ensembles import Network
+from manyheads.theory.dmft import Network, Problem
 from manyheads.theory.dmft.finite.problems import digits_problem
-from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.papers import BORDELON
 
 EXPONENTS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}

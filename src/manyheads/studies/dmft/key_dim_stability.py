@@ -8,8 +8,7 @@ import xarray as xr
 
 import manyheads.study as st
 from manyheads.studies.dmft.shared.mean_field import problem_of, solve_blocks, train_seeds
-from manyheads.theory.dmft.finite.ensembles import Network
-from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft import Network, Problem
 from manyheads.theory.papers import BORDELON
 
 MOST = 64  # networks at once

@@ -6,9 +6,8 @@ import xarray as xr
 import manyheads.study as st
 from manyheads.studies.dmft.shared import mean_field
 from manyheads.studies.dmft.shared.mean_field import DIMS, solve_blocks
-from manyheads.theory.dmft.finite.ensembles import Network
+from manyheads.theory.dmft import Network, Problem
 from manyheads.theory.dmft.ntk import ntk_outputs
-from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.papers import BORDELON
 
 UPDATES = {

@@ -14,15 +14,7 @@ from manyheads.spectra.levels import random_coherence
 from manyheads.theory.joma.systems.gradient_flow import FixedSteps, gradient_flow
 from manyheads.theory.joma.systems.layer import draw_parameters, draw_upper
 from manyheads.theory.joma.task import Attention, Sizes, UpdateRule, draw_joma_task
-from manyheads.theory.joma.theorems.nearly_orthogonal import (
-    drift_bound,
-    drift_from_couplings,
-    integrate_couplings,
-    random_drift,
-    random_gram,
-    token_sum,
-    with_gram,
-)
+from manyheads.theory.joma.theorems import nearly_orthogonal
 from manyheads.theory.papers import TIAN
 
 ATTENTIONS: tuple[Attention, ...] = ("linear", "exp")
@@ -75,15 +67,15 @@ class NearlyOrthogonal(st.Study):
         streams = st.generator(key).spawn(3 + len(self.cells()))
         place = self.cells().index(st.Cell(attention=attention, frame=frame, dimension=dimension))
         gram = self._gram(frame, dimension, streams[3 + place])
-        task, loss = with_gram(draw_joma_task(sizes, streams[0]), gram), draw_upper(sizes, streams[2])
+        task, loss = nearly_orthogonal.with_gram(draw_joma_task(sizes, streams[0]), gram), draw_upper(sizes, streams[2])
         init = draw_parameters(sizes, rule, streams[1])
         path = gradient_flow(init, task, loss, rule, FixedSteps.until(self.horizon, self.step, self.records))
-        couplings, lengths = integrate_couplings(path, task, loss, rule)
+        couplings, lengths = nearly_orthogonal.integrate_couplings(path, task, loss, rule)
         logits, weights = np.asarray(path.network.logits), np.asarray(path.network.weights)
         powers = logits[:, 0] ** 2 if attention == "linear" else logits[:, 0]  # (S, M)
         squares = ((task.token_embeddings.T @ weights) ** 2).sum(-1)
         relation = powers - squares / (1 if attention == "linear" else 2)
-        total = token_sum(rule, logits, weights, task.query_embeddings[:, 0])
+        total = nearly_orthogonal.token_sum(rule, logits, weights, task.query_embeddings[:, 0])
         pair = ("token", "other")
         return {
             "token": ("token", np.arange(self.tokens), "token"),
@@ -92,13 +84,13 @@ class NearlyOrthogonal(st.Study):
             "couplings": (pair, couplings[-1], "couplings of tokens at the end"),
             "drift": ("token", relation[-1] - relation[0], "drift of the quantity of theorem 1"),
             "change": ("token", powers[-1] - powers[0], "change of the logits' side of theorem 1"),
-            "bound": ("token", drift_bound(rule, gram, lengths), "bound on the absolute drift"),
+            "bound": ("token", nearly_orthogonal.drift_bound(rule, gram, lengths), "bound on the absolute drift"),
             "sum_drift": ((), np.abs(total - total[0]).max(), "largest drift of the sum over tokens"),
         }
 
     def _gram(self, frame: str, dimension: int, rng: np.random.Generator) -> np.ndarray:
         if frame == "random":
-            return random_gram(self.tokens, dimension, rng)
+            return nearly_orthogonal.random_gram(self.tokens, dimension, rng)
         cosine = random_coherence(dimension) if frame == "common" else 0.0
         return (1 - cosine) * np.eye(self.tokens) + cosine
 
@@ -190,7 +182,10 @@ class NearlyOrthogonal(st.Study):
     def _law(self, trained: st.Data) -> xr.DataArray:
         """Return the root mean square of the drift over tokens and directions, predicted without any."""
         couplings = trained["couplings"].sel(frame="orthonormal", dimension=0)
-        drifts = [random_drift(UpdateRule(a, "gelu"), 1, couplings.sel(attention=a).values) for a in ATTENTIONS]
+        drifts = [
+            nearly_orthogonal.random_drift(UpdateRule(a, "gelu"), 1, couplings.sel(attention=a).values)
+            for a in ATTENTIONS
+        ]
         one = _rms(xr.DataArray(drifts, {"attention": list(ATTENTIONS)}, ("attention", "replicate", "token")))
         dimensions = list(self.dimensions)
         return one / xr.DataArray(dimensions, {"dimension": dimensions}, "dimension") ** 0.5
@@ -202,7 +197,7 @@ def _rms(values: xr.DataArray) -> xr.DataArray:
 
 def _identity_error(part: st.Data, rule: UpdateRule) -> float:
     """Return the largest distance of a drift from that of its own couplings, over the change of the logits."""
-    of, pair, own = partial(drift_from_couplings, rule), ["token", "other"], [["token"]]
+    of, pair, own = partial(nearly_orthogonal.drift_from_couplings, rule), ["token", "other"], [["token"]]
     grams = part["gram"], part["couplings"]
     law = xr.apply_ufunc(of, *grams, input_core_dims=[pair, pair], output_core_dims=own, vectorize=True)
     return float((abs(part["drift"] - law).max("token") / abs(part["change"]).max("token")).max())

@@ -6,10 +6,9 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
+from manyheads.recovery import evaluate_layer, planted_layer, sequences
 from manyheads.recovery.examples.stages import acceptance_rate as rate
 from manyheads.recovery.examples.stages.agreement import fit_simplex
-from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.theory.papers import CHEN_LI
 
 SMALL = (0.001, 0.002, 0.004, 0.008)  # thresholds near the limit, for two heads and two tokens

@@ -12,13 +12,12 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.attention import AttentionLayer
+from manyheads.recovery import evaluate_layer, planted_layer, sequences
 from manyheads.recovery._types import Array
 from manyheads.recovery.examples.student import StudentSettings, search
 from manyheads.recovery.fit.variable_projection import Examples, Tangent
-from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.attacks import unmask_parity, unmask_wave
 from manyheads.recovery.planted.hard_instances import guarantees, parity_layer, wave_layer
-from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.theory.papers import CHEN_LI
 
 LAYERS = {

@@ -12,11 +12,10 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
+from manyheads.recovery import RecoveryRefused, planted_layer, sequences
 from manyheads.recovery._types import Array
 from manyheads.recovery.examples.composed_student import Composed, draw_composed, evaluate_composed, fit_composed
 from manyheads.recovery.examples.six_stages import learn_in_six_stages
-from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.theory.papers import CHEN_LI
 
 # Fields that are given to the student, and so not learned

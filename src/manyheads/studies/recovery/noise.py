@@ -11,12 +11,10 @@ import math
 import numpy as np
 
 import manyheads.study as st
+from manyheads.recovery import compare_layers, evaluate_layer, planted_layer, sequences
 from manyheads.recovery.examples.student import ENOUGH, StudentSettings, fit_student, free_numbers
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, fit_gauss_newton
 from manyheads.recovery.fit.variable_projection import Examples
-from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.layers.matching import compare_layers
-from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.theory.papers import CHEN_LI
 
 FRESH = 2000  # sequences on which the error is measured

@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.recovery import RotaryLayer, evaluate_layer, gpt_layer, sequences
 from manyheads.recovery._types import Array
 from manyheads.recovery.fit.rotary_tangent import RotaryWeights
-from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.planted.task import gpt_layer, sequences
 from manyheads.recovery.queries.bounded.method import extract_bounded
 from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
 from manyheads.recovery.queries.effort import ACCURATE

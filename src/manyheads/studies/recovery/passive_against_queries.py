@@ -13,12 +13,9 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
+from manyheads.recovery import compare_layers, evaluate_layer, extract_layer, gpt_layer, sequences
 from manyheads.recovery.examples.student import ENOUGH, StudentSettings, fit_student, free_numbers
 from manyheads.recovery.fit.variable_projection import Examples, Form
-from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.layers.matching import compare_layers
-from manyheads.recovery.planted.task import gpt_layer, sequences
-from manyheads.recovery.queries.extraction import extract_layer
 from manyheads.theory.papers import CHEN_LI
 
 HELD_OUT = 50  # sequences that tell the student whether to start again

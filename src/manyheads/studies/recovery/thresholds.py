@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 
 import manyheads.study as st
 from manyheads.attention import AttentionLayer
+from manyheads.recovery import RecoveryRefused, assumptions, evaluate_layer, planted_layer, sequences
 from manyheads.recovery.examples.stages.hull import HullSettings, find_hull, measure_span_error, span_of
 from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, refine_sum
 from manyheads.recovery.examples.stages.shards import open_shards
-from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.planted.diagnostics import assumptions
-from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.planted.violations import WEAKENINGS, weakened_layer
-from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.study.verdicts import Expected
 from manyheads.theory.papers import CHEN_LI
 

@@ -11,18 +11,13 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.attention import AttentionLayer
+from manyheads.recovery import Recovery, RecoveryRefused, assumptions, compare_layers, evaluate_layer, sequences
 from manyheads.recovery._types import Array
 from manyheads.recovery.examples.six_stages import StageSettings, learn_in_six_stages
 from manyheads.recovery.examples.student import StudentSettings, fit_student
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings
 from manyheads.recovery.fit.variable_projection import Examples
-from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.layers.matching import compare_layers
-from manyheads.recovery.planted.diagnostics import assumptions
-from manyheads.recovery.planted.task import sequences
 from manyheads.recovery.planted.violations import DEFORMATIONS, deformed_layer
-from manyheads.recovery.refusals import RecoveryRefused
-from manyheads.recovery.result.results import Recovery
 from manyheads.theory.papers import CHEN_LI
 
 FRESH = 2000  # sequences on which everything is tested

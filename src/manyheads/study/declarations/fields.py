@@ -1,7 +1,5 @@
 """Settings of a study as data: default, one line, what it may be, and its value in the sizes `small` and `full`."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Iterable

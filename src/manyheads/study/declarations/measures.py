@@ -15,9 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
-from manyheads.statistics import Interval, fit_exponent, mean_interval
-from manyheads.statistics.distances import SquaredDistance, half_width_of_draws, signed_root
-from manyheads.statistics.exponents import ExponentFit, fit_exponent_to_means
+from manyheads.statistics import Interval, distances, exponents, fit_exponent, mean_interval
 from manyheads.statistics.verdicts import replicates_to_decide
 from manyheads.study.claims import Figure, Region, SampledFigure, Series
 from manyheads.study.verdicts import LEVEL
@@ -42,7 +40,7 @@ def log(values: xr.DataArray | float) -> xr.DataArray:
         return xr.DataArray(np.log(values))
 
 
-Fit = Callable[..., ExponentFit]
+Fit = Callable[..., exponents.ExponentFit]
 Dims = str | Collection[Hashable] | None
 
 
@@ -76,9 +74,9 @@ def exponent(
 def exponent_of_mean(values: xr.DataArray, along: str, letter: str = "", what: str = "") -> Figure:
     """Return the exponent of the means over replicates, where single values may be negative."""
 
-    def fit(sizes: NDArray[np.float64], rows: NDArray[np.float64]) -> ExponentFit:
+    def fit(sizes: NDArray[np.float64], rows: NDArray[np.float64]) -> exponents.ExponentFit:
         errors = rows.std(0, ddof=1) / len(rows) ** 0.5
-        return fit_exponent_to_means(sizes, rows.mean(0), errors, dof=len(rows) - 1)
+        return exponents.fit_exponent_to_means(sizes, rows.mean(0), errors, dof=len(rows) - 1)
 
     return _exponent(fit, values, along, letter, what)
 
@@ -149,7 +147,7 @@ class Root:
     each: int = 1
 
     @classmethod
-    def of(cls, found: SquaredDistance, each: int = 1) -> Root:
+    def of(cls, found: distances.SquaredDistance, each: int = 1) -> Root:
         """Return the figure of a distance between two means."""
         return cls(found.first, found.square, found.drawn, each)
 
@@ -160,15 +158,15 @@ class Root:
         low, square, high = (end * abs(end) for end in (region.ends[0], region.target, region.ends[1]))
         widths = (square - low, high - square)
         needed = replicates_to_decide(self.samples, square, widths, level=LEVEL, prediction_error=self.drawn)
-        interval = squares.shifted(self.square - middle).mapped(signed_root)
-        return signed_root(self.square), interval, None if needed is None else -(-needed // self.each)
+        interval = squares.shifted(self.square - middle).mapped(distances.signed_root)
+        return distances.signed_root(self.square), interval, None if needed is None else -(-needed // self.each)
 
 
 @dataclass(frozen=True)
 class WidenedExponent:
     """A fitted exponent whose interval includes what the draws of a sampled prediction scatter."""
 
-    fit: ExponentFit
+    fit: exponents.ExponentFit
     drawn: float
 
     def decided(self, region: Region) -> tuple[float, Interval, int | None]:
@@ -197,7 +195,7 @@ def over_draws(figure: Callable[[Any, float], Any], theory: Any) -> Any:
         error = np.std([float(one.mean()) for one in series[1:]], ddof=1) / math.sqrt(count)
         sampled = SampledFigure(series[0].values, float(error), count - 1)
         return replace(found, value=sampled) if isinstance(found, Figure) else sampled
-    if not all(isinstance(one.value, ExponentFit) for one in (found, *each)):
+    if not all(isinstance(one.value, exponents.ExponentFit) for one in (found, *each)):
         return replace(found, value=(math.nan, Interval(-math.inf, math.inf, LEVEL)))
-    drawn = half_width_of_draws(np.asarray([one.value.exponent for one in each]))
+    drawn = distances.half_width_of_draws(np.asarray([one.value.exponent for one in each]))
     return replace(found, value=WidenedExponent(found.value, drawn))

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from manyheads._extras import np
+from manyheads._extras import xarray as xr
 from manyheads.study.cells import Cell
 from manyheads.study.execution.units import Layout
 from manyheads.study.store.disk import StoreDamaged
@@ -14,8 +16,6 @@ from manyheads.study.store.records.table import Pack
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
-    import numpy as np
-    import xarray as xr
     from numpy.typing import NDArray
 
     from manyheads.study.reporting.run_tree import RunTree
@@ -37,8 +37,6 @@ def assemble(runs: RunStore, replicates: int) -> tuple[xr.Dataset, xr.Dataset]:
 
 def _assembled(layout: Layout, replicates: int, packs: Sequence[Pack]) -> tuple[xr.Dataset, xr.Dataset]:
     """Join units schema by schema: what `_joined` returns, in time linear in the units if the schemas are few."""
-    import numpy as np
-
     draws = layout.predictions or 1
     predictions, parts = [], []
     for pack in packs:
@@ -94,8 +92,6 @@ def _is_regular(schema: Schema) -> bool:
 
 def _stacked(schema: Schema, matrix: NDArray[np.uint8]) -> xr.Dataset:
     """Return units of one schema along `cell`, each with its axis of replicates."""
-    import xarray as xr
-
     variables = {}
     for field, array in schema.arrays(matrix):
         chunked = field.dims[:1] == ("replicate",)
@@ -121,8 +117,6 @@ def join_replicates(parts: Sequence[xr.Dataset], replicates: int) -> xr.Dataset:
 
 
 def _of_replicates(joined: xr.Dataset) -> xr.Dataset:
-    import numpy as np
-
     numbers = np.arange(joined.sizes["replicate"])
     return joined.assign_coords(replicate=("replicate", numbers, {"long_name": "replicate"}))
 
@@ -137,8 +131,6 @@ def join_cells(cells: Sequence[Cell], parts: Sequence[xr.Dataset]) -> xr.Dataset
 
 
 def _of_cells(cells: Sequence[Cell], joined: xr.Dataset) -> xr.Dataset:
-    import numpy as np
-
     names = list(dict.fromkeys(name for cell in cells for name in cell))
     values = {name: ("cell", np.asarray([cell[name] for cell in cells])) for name in names}
     return joined.assign_coords({"cell": ("cell", [cell.slug for cell in cells]), **values})
@@ -150,9 +142,6 @@ def join_predictions(draws: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
-    import numpy as np
-    import xarray as xr
-
     first = _declared(parts[0])
     for position, part in enumerate(parts[1:], start=1):
         other = _declared(part)
@@ -178,8 +167,6 @@ def _declared(part: xr.Dataset) -> dict[Hashable, tuple[tuple[Hashable, ...], st
 
 def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: Sequence[Verdict]) -> RunTree:
     """Return the labelled tree of a run; its attributes hold identity, versions and the run's folder."""
-    import xarray as xr
-
     from manyheads.study.reporting.run_tree import RunTree
 
     header = runs.header
@@ -194,9 +181,6 @@ def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: S
 
 def verdict_table(verdicts: Sequence[Verdict]) -> xr.Dataset:
     """Return verdicts as a dataset along `claim`."""
-    import numpy as np
-    import xarray as xr
-
     rows = [
         (one.claim, one.expected or "", one.outcome, one.figure, *one.interval, one.target, *one.tolerance, one.basis)
         for one in verdicts

@@ -5,8 +5,6 @@ processes are spawned and never forked (a fork after JAX has run hangs), each co
 persistent compile cache through its environment, and ends itself when its parent is gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

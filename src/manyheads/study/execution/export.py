@@ -9,14 +9,12 @@ import shutil
 import warnings
 from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads._extras import xarray as xr
 from manyheads.errors import ExtraMissing, UsageError
 from manyheads.study.execution.runner import open_run
 from manyheads.study.store.disk import room_on_disk, temporary_beside
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 NETCDF = {"netCDF4": "netcdf4", "h5netcdf": "h5netcdf"}  # packages that write groups, and their names in xarray
 

@@ -1,7 +1,5 @@
 """Progress of long work, on standard error."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manyheads._extras import xarray as xr
 from manyheads._settings import default_numpy_errors
 from manyheads.errors import FileRefused, ManyheadsError, UsageError, check_integer
 from manyheads.study.base import Study, all_of, decide, evaluated_claims
@@ -28,8 +29,6 @@ from manyheads.study.store.run_store import RunStore, Summary, find_runs
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from manyheads.study.reporting.run_tree import RunTree
 
 

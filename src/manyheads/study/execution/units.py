@@ -12,18 +12,16 @@ import traceback
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads._extras import jax, jnp, np
+from manyheads._extras import xarray as xr
 from manyheads._json import Json
 from manyheads._settings import reproducible
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
 from manyheads.study.store.records.schema import CODED, MOST_UNITS, MalformedResult, is_plain_name
 from manyheads.study.tables import record
-
-if TYPE_CHECKING:
-    import jax
-    import xarray as xr
 
 PREDICTION_STREAM = 0xFFFF_FFFF  # replicates are counted from zero, so this stream meets none of theirs
 
@@ -127,15 +125,11 @@ class Layout:
 
 def replicate_key(seed: int, replicate: int | jax.Array) -> jax.Array:
     """Return the key of a replicate, the same in every cell."""
-    import jax
-
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), replicate)
 
 
 def prediction_key(seed: int, draw: int) -> jax.Array:
     """Return the key of one draw of the prediction, independent of every replicate's."""
-    import jax
-
     return jax.random.fold_in(replicate_key(seed, PREDICTION_STREAM), draw)
 
 
@@ -157,8 +151,6 @@ def attempt(study: Study, unit: Unit, seed: int) -> xr.Dataset | Failure:
 
 def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     """Run one unit under pinned settings of JAX and NumPy and return its dataset, wall and CPU seconds included."""
-    import numpy as np
-
     wall, cpu = time.perf_counter(), time.process_time()
     with reproducible():
         if unit.cell is None:
@@ -191,10 +183,6 @@ def train(study: Study, key: jax.Array, cell: Cell, replicate: int | jax.Array =
 
 def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     """Train replicates `first` to `last` under `vmap`; dimensions, coordinates and attributes come from the trace."""
-    import jax
-    import jax.numpy as jnp
-    import xarray as xr
-
     assert unit.cell is not None
     cell = unit.cell
     template: list[xr.Dataset] = []
@@ -214,9 +202,6 @@ def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
 
 def _on_host(dataset: xr.Dataset, unit: Unit) -> xr.Dataset:
     """Replace JAX arrays by NumPy arrays and refuse what a store cannot hold."""
-    import numpy as np
-    import xarray as xr
-
     variables = {}
     for name in (*dataset.variables, *dataset.dims):
         if not is_plain_name(str(name)):
@@ -248,8 +233,6 @@ def _attributes(attributes: Mapping[Hashable, Json], where: str) -> dict[str, Js
 
 def _refuse_reserved(dataset: object, unit: Unit) -> xr.Dataset:
     """Refuse what is no dataset, and names that the joined tree gives to something else."""
-    import xarray as xr
-
     if not isinstance(dataset, xr.Dataset):
         raise MalformedResult(f"{unit}: expected an xarray.Dataset, got {type(dataset).__name__}")
     names = {str(name) for name in (*dataset.dims, *dataset.variables)}

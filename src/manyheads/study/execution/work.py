@@ -1,27 +1,19 @@
 """Work on a run: units are claimed, computed where a worker is, and appended there to the worker's own segment."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study
 from manyheads.study.execution.units import Failure, Unit, attempt
-from manyheads.study.store.disk import StoreDamaged, StoreFull
-from manyheads.study.store.identity import InputChanged, Inputs, fingerprint
+from manyheads.study.store import disk, identity, provenance, run_store
 from manyheads.study.store.leases import Claim, Launch
-from manyheads.study.store.provenance import environment_of
 from manyheads.study.store.records.schema import pack
 from manyheads.study.store.records.segments import Frame, SegmentWriter
-
-if TYPE_CHECKING:
-    from manyheads.study.store.run_store import RunStore
 
 BATCH_SECONDS = 2.0  # of work that is claimed at once
 LARGEST_BATCH = 256
@@ -32,7 +24,7 @@ LOOK = 1.0  # seconds between looks at futures that nobody finished
 PAUSE = 0.05, 5.0  # seconds between looks at what other launches do
 KEPT = "Finished units are kept; run again to go on"
 DISCONNECTED = "the executor cancelled them: is its scheduler gone?"
-STORE_ERRORS = (StoreDamaged, StoreFull, InputChanged)
+STORE_ERRORS = (disk.StoreDamaged, disk.StoreFull, identity.InputChanged)
 
 
 class UnitFailed(ManyheadsError, RuntimeError):
@@ -56,11 +48,11 @@ class Task:
     inputs: dict[Path, str]  # sha256 of every file that the study reads
 
     @classmethod
-    def of(cls, runs: RunStore, launch: Launch, study: Study, seed: int) -> Task:
+    def of(cls, runs: run_store.RunStore, launch: Launch, study: Study, seed: int) -> "Task":
         """Return the task of a launch."""
-        inputs, code = Inputs.of(study), _code(environment_of(study))
-        if fingerprint(study, seed) != runs.run:
-            raise InputChanged(f"{runs.path}: a file that {study.name} reads has just changed; run it again")
+        inputs, code = identity.Inputs.of(study), _code(provenance.environment_of(study))
+        if identity.fingerprint(study, seed) != runs.run:
+            raise identity.InputChanged(f"{runs.path}: a file that {study.name} reads has just changed; run it again")
         return cls(runs.path.absolute(), runs.run, launch.owner, study, seed, code, inputs)
 
 
@@ -79,7 +71,7 @@ class _Local(threading.local):
 
     task: Task | None = None
     writer: SegmentWriter | None = None
-    inputs: Inputs | None = None
+    inputs: identity.Inputs | None = None
 
 
 _LOCAL = _Local()
@@ -91,7 +83,7 @@ def work(task: Task, units: Sequence[tuple[int, Unit]]) -> Done:
     A worker that does not see the launch's file does not see the run: it returns its units instead.
     """
     begun, done = time.perf_counter(), Done()
-    environment = environment_of(task.study)
+    environment = provenance.environment_of(task.study)
     here = _code(environment)
     if any(ours and theirs and ours != theirs for ours, theirs in zip(here, task.code, strict=True)):
         what = f"this worker has manyheads {here[0]} and the study's file {here[1]}, the launch {task.code}"
@@ -100,7 +92,7 @@ def work(task: Task, units: Sequence[tuple[int, Unit]]) -> Done:
     if _LOCAL.task is None or (_LOCAL.task.path, _LOCAL.task.owner) != (task.path, task.owner):
         finish_writing()
         sees = (task.path / "leases" / task.owner).exists()
-        _LOCAL.inputs = Inputs(task.inputs)
+        _LOCAL.inputs = identity.Inputs(task.inputs)
         _LOCAL.writer = SegmentWriter(task.path, task.run, task.owner) if sees else None
         _LOCAL.task = task
     assert _LOCAL.inputs is not None
@@ -147,7 +139,7 @@ class Work:
     others.
     """
 
-    runs: RunStore
+    runs: run_store.RunStore
     study: Study
     seed: int
     replicates: int

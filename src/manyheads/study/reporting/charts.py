@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from manyheads._extras import mpl
 from manyheads.errors import UsageError
 from manyheads.study.reporting.drawing import NotebookFigure, draw, write_plainly
 from manyheads.study.reporting.style import COLOURS, INK, STYLE
@@ -39,7 +40,6 @@ def draw_titled(panel: Drawn) -> Figure:
 
 def draw_bars(title: str, x_label: str, bars: Sequence[tuple[str, float]]) -> Figure:
     """Draw labelled amounts as horizontal bars, the first on top; those beyond the 24th are added up."""
-    import matplotlib as mpl
     from matplotlib.ticker import EngFormatter
 
     shown = list(bars[:MOST_BARS])
@@ -58,8 +58,6 @@ def draw_bars(title: str, x_label: str, bars: Sequence[tuple[str, float]]) -> Fi
 
 def draw_intervals(title: str, x_label: str, estimates: Sequence[Estimate], log: bool = False) -> Figure:
     """Draw figures with their intervals as points with lines, over the range in which each claim holds as a band."""
-    import matplotlib as mpl
-
     if not estimates:
         raise UsageError(f"{title}: there is nothing to draw")
     with mpl.rc_context(STYLE):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
 
+from manyheads._extras import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.study.base import Study
 from manyheads.study.store.run_store import find_runs, stored_source
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 def cite(result: xr.DataTree | Study | type[Study] | str | os.PathLike[str]) -> str:
@@ -29,8 +26,6 @@ def cite(result: xr.DataTree | Study | type[Study] | str | os.PathLike[str]) -> 
     FileRefused
         A folder without a run.
     """
-    import xarray as xr
-
     if isinstance(result, xr.DataTree):
         if "source" not in result.attrs:
             raise UsageError("this tree was not made by manyheads.run: it carries no source")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
+from manyheads._extras import mpl
 from manyheads.study.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 from manyheads.study.reporting import style
 from manyheads.study.reporting.labels import label_above, label_lines, legend_rows
@@ -35,8 +36,6 @@ class NotebookFigure(Figure):
     """A matplotlib figure that a notebook shows also where pyplot was never imported."""
 
     def _repr_png_(self) -> bytes:
-        import matplotlib as mpl
-
         buffer = io.BytesIO()
         with mpl.rc_context(STYLE):
             self.savefig(buffer, format="png", dpi=110)
@@ -45,8 +44,6 @@ class NotebookFigure(Figure):
 
 def draw(panel: Drawn) -> Figure:
     """Return a matplotlib figure of a panel, made without pyplot and without touching its settings."""
-    import matplotlib as mpl
-
     with mpl.rc_context(STYLE):
         figure = NotebookFigure(figsize=_size(panel), layout="constrained")
         DRAWINGS[type(panel)](figure, panel)
@@ -179,7 +176,6 @@ def _scatter_scale(panel: Scatter, every: list[float]) -> tuple[dict[str, Any], 
 
 def _without_yellow() -> Any:
     """Return the scale of points from dark to green: yellow ones are not seen on a light plate."""
-    import matplotlib as mpl
     from matplotlib.colors import ListedColormap
 
     return ListedColormap([mpl.colormaps["viridis"](0.8 * place / 255) for place in range(256)])

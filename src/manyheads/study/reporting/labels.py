@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from manyheads._extras import Axes
 from manyheads.study.panels import Curve, Lines
 from manyheads.study.reporting.style import INK, LINES, SMALL, role_colour
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MOST_DIRECT, LONGEST_DIRECT = 7, 16  # labels beside the curves, and characters of one
 LONGEST_ENTRY = 58  # characters of one row of a legend

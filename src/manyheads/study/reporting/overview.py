@@ -4,8 +4,6 @@ The axis of the plot has no unit: the range in which a claim holds is mapped to 
 unit is the allowed distance from the target, or, without one, the farthest distance of the interval.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xarray as xr
 
+from manyheads._extras import Figure, pd
 from manyheads._overview import Overview
 from manyheads.errors import UsageError
 from manyheads.study.store.run_store import RunStore
 from manyheads.study.verdicts import tally
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 SHOWN = ("claim", "outcome", "expected", "figure", "low", "high")  # columns of a table for people
 COLUMNS = (*SHOWN, "target", "tolerance_below", "tolerance_above", "basis")

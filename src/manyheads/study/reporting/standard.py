@@ -3,8 +3,6 @@
 `lines`, `trajectories` and `table` make a study's own pictures from arrays with names.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -5,8 +5,6 @@ refuted claims and unexpected outcomes, so it comes last; the yellow of Okabe an
 on white.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

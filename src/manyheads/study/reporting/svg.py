@@ -1,13 +1,12 @@
 """SVG text of panels: real text, colours that follow the page, a title and an alternative text."""
 
-from __future__ import annotations
-
 import io
 import math
 import re
 from collections.abc import Iterable
 from html import escape
 
+from manyheads._extras import mpl
 from manyheads.study.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 from manyheads.study.reporting.drawing import draw
 from manyheads.study.reporting.style import STYLE, plain_colours, raised, typeset
@@ -17,8 +16,6 @@ MOST_CURVES = 8  # that an alternative text describes one by one
 
 def svg(panel: Drawn, prefix: str) -> str:
     """Return the panel as an SVG element whose ids begin with `prefix`; the same panel gives the same text."""
-    import matplotlib as mpl
-
     with mpl.rc_context(STYLE):
         buffer = io.StringIO()
         metadata = {"Date": None, "Creator": None}

@@ -1,7 +1,5 @@
 """Declaration of a study, checked before any work: class variables, cells, claims, inputs."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """Atomic writes, and errors of disks and files."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

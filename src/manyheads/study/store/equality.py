@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import xarray as xr
+from manyheads._extras import xarray as xr
 
 
 def differences(first: xr.Dataset | xr.DataTree, second: xr.Dataset | xr.DataTree) -> list[str]:
@@ -21,8 +18,6 @@ def differences(first: xr.Dataset | xr.DataTree, second: xr.Dataset | xr.DataTre
     >>> differences(first, first), differences(first, first + 1e-17), differences(first, first + 1e-15)
     ([], [], ['loss'])
     """
-    import xarray as xr
-
     if isinstance(first, xr.DataTree) and isinstance(second, xr.DataTree):
         paths = sorted({node.path for node in first.subtree} ^ {node.path for node in second.subtree})
         common = [node.path for node in first.subtree if node.path not in paths]

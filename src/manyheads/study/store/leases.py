@@ -6,8 +6,6 @@ ages with its launch. A claim whose launch is dead is outbid by the next generat
 who remove it would remove each other's new claim. No result depends on leases: an error costs double work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -77,7 +75,7 @@ class Launch:
         self.stopped = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def __enter__(self) -> Launch:
+    def __enter__(self) -> "Launch":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Provenance of a run: the command that runs it again, its class, versions, and the environment of every unit."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

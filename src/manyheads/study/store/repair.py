@@ -1,9 +1,9 @@
 """Repair of a run: good units of damaged files are copied to a new segment, and the damaged files are renamed.
 
 Good is what still has its digest, line by line or row by row.
-"""
 
-from __future__ import annotations
+Status of a run: units stored, claimed and missing in each cell, launches, environments and failures.
+"""
 
 import base64
 import contextlib
@@ -13,13 +13,63 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manyheads._json import Json
-from manyheads.study.store.disk import StoreDamaged, open_bounded, trusting_nothing
-from manyheads.study.store.leases import Launch
+from manyheads._overview import printable
+from manyheads.study.store import disk, leases, run_store
 from manyheads.study.store.records import segments as lines
 from manyheads.study.store.records.index import Index
-from manyheads.study.store.records.schema import Schema, digest_of, identify
+from manyheads.study.store.records.schema import Schema, digest_of, identify, is_unit_number
 from manyheads.study.store.records.table import Table
-from manyheads.study.store.run_store import RunStore
+
+MOST_CELLS = 20  # shown to people
+
+
+def status(runs: run_store.RunStore, replicates: int | None = None) -> dict[str, Json]:
+    """Return what is known of a run; no values are read.
+
+    Without a number of replicates it is that of the cell that has most, claims included.
+    """
+    layout, stored = runs.layout, runs.numbers()
+    claimed = {unit for unit, _ in leases.claims_in(runs.path / "leases") if is_unit_number(unit)} - stored
+    last = max((layout.unit(number).last for number in stored | claimed if layout.unit(number).cell), default=0)
+    replicates = last + 1 if replicates is None else replicates
+    failed, wanted = runs.failures(), layout.count(replicates)
+    rows = {"prediction": layout.predictions or 1}
+    rows |= {cell.slug: -(-replicates // layout.chunk) for cell in layout.cells}
+    cells = {name: {"stored": 0, "claimed": 0, "missing": count, "failed": 0} for name, count in rows.items()}
+    for kind, numbers in (("stored", stored), ("claimed", claimed), ("failed", failed)):
+        for number in numbers:
+            if number < wanted:
+                cell = layout.unit(number).cell
+                counts = cells["prediction" if cell is None else cell.slug]
+                counts[kind] += 1
+                counts["missing"] -= kind != "failed"
+    launches = [
+        {"host": owner.host, "pid": owner.pid, "seconds": round(owner.seconds, 1), "alive": owner.alive}
+        for owner in leases.owners_of(runs.path)
+    ]
+    failures = {str(layout.unit(number)): what for number, what in failed.items()}
+    found = {"run": str(runs.path), "units": len(stored), "replicates": replicates, "cells": cells}
+    return found | {"launches": launches, "environments": runs.environments(), "failures": failures}
+
+
+def describe(found: dict[str, Json]) -> str:
+    """Return a status as text, cells in which something is missing first."""
+    wanted = sum(cell["stored"] + cell["claimed"] + cell["missing"] for cell in found["cells"].values())
+    lines = [f"{printable(found['run'])}   {found['units']} units stored"]
+    lines.append(f"  {found['replicates']} replicates, which are {wanted} units:")
+    rows = sorted(found["cells"].items(), key=lambda row: -row[1]["missing"])
+    width = max(len(name) for name, _ in rows)
+    for name, counts in rows[:MOST_CELLS]:
+        told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        lines.append(f"  {name:<{width}}   {told}")
+    if len(rows) > MOST_CELLS:
+        lines.append(f"  … and {len(rows) - MOST_CELLS} cells with no more missing")
+    for owner in found["launches"]:
+        how = "at work" if owner["alive"] else "dead"
+        lines.append(f"  {how}: {printable(owner['host'])}, pid {owner['pid']}, beat {owner['seconds']:.0f} s ago")
+    lines += [f"  failed: {unit}: {printable(what)}" for unit, what in found["failures"].items()]
+    return "\n".join(lines)
+
 
 UNKNOWN = {"recorded": "lost in a damaged file"}  # environment of a unit whose values are good
 
@@ -43,13 +93,13 @@ def repair(path: Path) -> list[Repaired]:
     A run without damage is left untouched. The new segment is durable before a file is renamed: after a crash the
     repair is repeated, and units that are stored twice are equal. AtWork if somebody works on the run.
     """
-    runs = RunStore(path)
+    runs = run_store.RunStore(path)
     files = [file for kind in runs.index.files() for file in kind]
     damaged = [file for file in files if is_damaged(file, runs.run)]
     if not damaged:
         return []
     found = []
-    with Launch(path) as launch:
+    with leases.Launch(path) as launch:
         launch.refuse_others("repair it")
         known, writer = Known(files, runs.run), lines.SegmentWriter(path, runs.run, launch.owner)
         for file in damaged:
@@ -76,13 +126,13 @@ class Known:
         self.environments: dict[str, dict[str, Json]] = {}
         for file in files:
             if is_table(file):
-                with contextlib.suppress(StoreDamaged):
+                with contextlib.suppress(disk.StoreDamaged):
                     table = Table(file, run, checked=False)
                     self.schemas |= table.schemas
                     self.environments |= table.environments
                 continue
             for record in _records(file):
-                with contextlib.suppress(StoreDamaged), trusting_nothing(file, ""):
+                with contextlib.suppress(disk.StoreDamaged), disk.trusting_nothing(file, ""):
                     if record["kind"] == "schema":
                         schema = Schema(record["schema"])
                         self.schemas[schema.id] = schema
@@ -97,7 +147,7 @@ class Known:
         try:
             table = Table(file, self.run, checked=False)
             packs = table.good()
-        except StoreDamaged:
+        except disk.StoreDamaged:
             return [], set(), None
         frames = []
         for pack in packs:
@@ -117,7 +167,7 @@ class Known:
                 nameless += 1
                 continue
             named.add(unit)
-            with contextlib.suppress(StoreDamaged), trusting_nothing(file, ""):
+            with contextlib.suppress(disk.StoreDamaged), disk.trusting_nothing(file, ""):
                 block, schema = base64.b64decode(record["data"], validate=True), self.schemas[record["schema"]]
                 digest = digest_of(self.run, unit, schema.id, record["environment"], block)
                 if digest == record["digest"] and len(block) == schema.size:
@@ -140,14 +190,14 @@ def is_damaged(file: Path, run: str) -> bool:
             reader = lines.SegmentReader(file, run)
             for unit, entry in reader.scan():
                 reader.load({unit: entry})
-    except StoreDamaged:
+    except disk.StoreDamaged:
         return True
     return False
 
 
 def _records(file: Path) -> Iterator[dict[str, Json]]:
     """Yield the lines of a segment; of one that is no record, what it still says of its unit."""
-    with contextlib.suppress(StoreDamaged), open_bounded(file, lines.LARGEST_SEGMENT) as opened:
+    with contextlib.suppress(disk.StoreDamaged), disk.open_bounded(file, lines.LARGEST_SEGMENT) as opened:
         while text := opened.readline(lines.LARGEST_LINE):
             try:
                 yield lines.parse(text)

@@ -24,8 +24,8 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from manyheads._extras import xarray as xr
 from manyheads._json import Json
 from manyheads._settings import NUMBERS
 from manyheads.errors import FileRefused, UsageError
@@ -42,9 +42,6 @@ from manyheads.study.store.records.index import Index
 from manyheads.study.store.records.segments import FORMAT, refuse_other_format
 from manyheads.study.store.records.table import Pack
 from manyheads.study.verdicts import Verdict
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 __all__ = ["RunStore", "StoreDamaged", "StoreFull", "find_paths", "find_runs"]
 

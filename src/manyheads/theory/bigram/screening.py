@@ -16,22 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
 from manyheads._constraints import Constraint
+from manyheads._extras import Bool, Figure, Float, Int, Integer
 from manyheads._overview import Overview, Shown
 from manyheads.errors import ShapeError, UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Integer
-    from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
-
-    from manyheads.theory.bigram.task import BigramTask
+from manyheads.theory.bigram.task import BigramTask
 
 CELLS = 1 << 24  # counters in memory at a time
 ENTRIES = 1 << 24  # token copies in memory at a time

@@ -1,7 +1,5 @@
 """Searches for the number of samples at which a score ranks the positions of every query first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Shared parts of the bigram studies: source, seed and task of a replicate, predictions of training."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,10 +11,8 @@ from manyheads.theory.bigram.engines.generator import Seed
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.population import excess, excess_of_signals, gradients, measure_overlaps
 from manyheads.theory.bigram.theorems.signal import SignalSystem, SignalTrajectory, solve_signals
-from manyheads.theory.bigram.training.plateau_escape import SgdEscape
+from manyheads.theory.bigram.training import plateau_escape, rounding, two_stages
 from manyheads.theory.bigram.training.proximal_sgd import Diverged, State, StepSettings, descend, initial_state
-from manyheads.theory.bigram.training.rounding import find_support, share_of_support
-from manyheads.theory.bigram.training.two_stages import flip_signs
 
 EXCESS = "excess loss"
 SUPPORT = "share of queries with the right positions"
@@ -114,10 +110,10 @@ def with_equal_weights(task: BigramTask) -> BigramTask:
     return replace(task, weights=np.full(task.weights.shape, 1 / task.sparsity))
 
 
-def share_of_right_positions(task: BigramTask, run: SgdEscape) -> float:
+def share_of_right_positions(task: BigramTask, run: plateau_escape.SgdEscape) -> float:
     """Return the share of queries whose largest weights are at the right positions at the escape, signs corrected."""
-    state = flip_signs(run.state) if run.flipped else run.state
-    return share_of_support(task, find_support(state.attention, task.sparsity))
+    state = two_stages.flip_signs(run.state) if run.flipped else run.state
+    return rounding.share_of_support(task, rounding.find_support(state.attention, task.sparsity))
 
 
 def excess_with_noise(task: BigramTask, path: SignalTrajectory) -> np.ndarray:

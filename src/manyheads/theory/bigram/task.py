@@ -18,18 +18,16 @@ Source: Ren, Wang and Lee, "Learning and transferring sparse contextual bigrams 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import check_arrays, takes_arrays
 from manyheads._constraints import Constraint
+from manyheads._extras import Float, Int, Integer
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int, Integer
-    from numpy.typing import ArrayLike
 
 TOLERANCE = 1e-9  # of sums to one; a matrix normalized in double precision is a million times closer
 LARGEST_VOCABULARY = 1 << 16  # tokens are stored as uint8 or uint16

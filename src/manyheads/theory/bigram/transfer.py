@@ -16,24 +16,20 @@ Wang and Lee, NeurIPS 2024, arXiv 2410.23438); the test, its calibration and C a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
+from manyheads._extras import Figure, Float, Int
 from manyheads._overview import Overview, Shown
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics import Interval
 from manyheads.theory.bigram.screening import check_samples, count_chunks, find_least_samples
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-    from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
-
-    from manyheads.theory.bigram.task import Batch, BigramTask
+from manyheads.theory.bigram.task import Batch, BigramTask
 
 Decision = Literal["helps", "does not", "undecided"]
 VERBS = {"helps": "helps", "does not": "does not help", "undecided": "helps or not is undecided"}
@@ -43,7 +39,7 @@ FEWEST = 8  # samples of a block: below, its mean is not approximately normal
 
 
 @dataclass(frozen=True)
-class TransferSettings:
+class TransferSettings(Constrained):
     """Decision rule of `transfer_test`.
 
     Attributes
@@ -62,9 +58,6 @@ class TransferSettings:
     squared_norm: float | None = constrained(None, Constraint(above=0, most=1))
     least: float = constrained(0.25, Constraint(above=0, most=1))
     level: float = constrained(0.99, Constraint(above=0.5, below=1))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 DEFAULT = TransferSettings()

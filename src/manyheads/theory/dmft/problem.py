@@ -18,18 +18,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import logsumexp, softmax
 
 from manyheads._arrays import check_arrays, takes_arrays
 from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
+from manyheads._extras import Float
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 MOST = 10**12
 """Steps, layers or cells, beyond which nothing is even foreseen."""

@@ -8,14 +8,12 @@ from dataclasses import replace
 import xarray as xr
 
 from manyheads.errors import UsageError, check_integer
+from manyheads.theory.dmft import dataset, ntk, solver
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention, UniformAttention
 from manyheads.theory.dmft.branches.branch import Branch
-from manyheads.theory.dmft.dataset import Solution
-from manyheads.theory.dmft.ntk import PAIRS, neural_tangent_kernel
 from manyheads.theory.dmft.options import Keep, Request, Sampling
 from manyheads.theory.dmft.problem import MOST, Problem
-from manyheads.theory.dmft.solver import solve
 
 
 def infinite_key_dim(
@@ -91,9 +89,9 @@ def infinite_key_dim(
     _check_stable(logit_exponent)
     request = Request((problem,), InfiniteKeyDimAttention(), activation, sampling or Sampling(), every, keep)
     solved = _solution(request)
-    if request.two_time and (activation is None or activation in PAIRS):
+    if request.two_time and (activation is None or activation in ntk.PAIRS):
         about = {"long_name": "neural tangent kernel at the start", "units": "1"}
-        solved["ntk"] = (("read_out", "read_out_too"), neural_tangent_kernel(problem, activation), about)
+        solved["ntk"] = (("read_out", "read_out_too"), ntk.neural_tangent_kernel(problem, activation), about)
     return solved
 
 
@@ -198,9 +196,9 @@ def infinite_depth(
     return _solution(Request((problem,), attention, activation, sampling or Sampling(), every, keep, cells))
 
 
-def _solution(request: Request) -> Solution:
-    found = solve(request)
-    return Solution(found.data_vars, coords=found.coords, attrs=found.attrs)
+def _solution(request: Request) -> dataset.Solution:
+    found = solver.solve(request)
+    return dataset.Solution(found.data_vars, coords=found.coords, attrs=found.attrs)
 
 
 def _check_stable(logit_exponent: float) -> None:

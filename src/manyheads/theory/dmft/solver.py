@@ -16,13 +16,12 @@ import xarray as xr
 from manyheads.errors import CertificateError, UsageError
 from manyheads.study.execution.progress import announce
 from manyheads.theory.dmft.branches.branch import Branch
-from manyheads.theory.dmft.dataset import label
+from manyheads.theory.dmft.dataset import Trajectory, label
 from manyheads.theory.dmft.grids.coarse_grid import TimeGrid, check_every
 from manyheads.theory.dmft.grids.depth import DepthStep, continuum_step, extrapolate, finite_depth_step
 from manyheads.theory.dmft.options import Request, Sampling
 from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion
-from manyheads.theory.dmft.trajectory import Trajectory
 
 WORTH_SAYING = 5.0  # seconds from which a solution is announced
 CONTINUUM = ", or solve the continuum in depth (`infinite_depth`), which keeps no sources of layers"

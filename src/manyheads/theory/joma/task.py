@@ -1,7 +1,5 @@
 """Task and update rule of one attention layer under an MLP: contexts, queries, labels and frozen embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -111,7 +109,7 @@ class UpdateRule(eqx.Module):
             given += f", weight_decay={self.weight_decay}"
             raise UsageError(f"{given}: the first two must be positive, the third must not be negative")
 
-    def traced(self) -> UpdateRule:
+    def traced(self) -> "UpdateRule":
         """Convert the numbers to arrays, so that one compiled program serves all temperatures and rates."""
         return jax.tree.map(lambda number: jnp.asarray(number, float), self)
 
@@ -161,7 +159,7 @@ class JomaTask(eqx.Module):
     def __check_init__(self) -> None:
         self.checked()
 
-    def checked(self) -> JomaTask:
+    def checked(self) -> "JomaTask":
         """Check the assumptions and return the task; call it after replacing an array."""
         samples, tokens = _shape(self.contexts, 2, "contexts (N, M)")
         width, embedded = _shape(self.token_embeddings, 2, "token_embeddings (d, M)")
@@ -181,7 +179,7 @@ class JomaTask(eqx.Module):
         return self
 
     @takes_arrays
-    def take(self, rows: Int[ArrayLike, " batch"]) -> JomaTask:
+    def take(self, rows: Int[ArrayLike, " batch"]) -> "JomaTask":
         """Select samples by row; the embeddings stay."""
         parts = (self.contexts[rows], self.queries[rows], self.labels[rows])
         return JomaTask(*parts, self.token_embeddings, self.query_embeddings)

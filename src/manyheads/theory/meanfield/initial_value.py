@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.integrate import solve_ivp
 
+from manyheads._extras import Float
 from manyheads.errors import CertificateError
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 SHORTEST = 1e-9  # duration: the integrators need one that is positive
 

@@ -12,8 +12,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, ServerLimits, compare_layers, evaluate_layer
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.block.composition import one_token_inverse
-from manyheads.recovery.queries.block.method import attention_oracle
+from manyheads.recovery.queries.block.method import attention_oracle, one_token_inverse
 from manyheads.recovery.queries.block.token_wise import open_token_wise
 from manyheads.recovery.queries.block.value_sum import read_value_sum
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer

@@ -7,9 +7,8 @@ from tests.recovery.rotary_layers import planted_rotary_layer
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.scores.heads import find_heads
-from manyheads.recovery.queries.scores.refined_heads import refine_spaces
-from manyheads.recovery.queries.values.projection_sum import read_sums
+from manyheads.recovery.queries.scores.heads import find_heads, refine_spaces
+from manyheads.recovery.queries.values.output_spaces import read_sums
 from manyheads.recovery.refusals import RankBudgetError
 
 DIM, HEADS = 16, 2

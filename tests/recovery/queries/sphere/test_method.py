@@ -13,7 +13,7 @@ from manyheads.recovery.queries.effort import BASED
 from manyheads.recovery.queries.gates.pairs import separate_heads
 from manyheads.recovery.queries.gates.sphere_pairs import SpherePairs, read_norm
 from manyheads.recovery.queries.subspaces.method import extract_on_sphere
-from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.output_spaces import Sums
 from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, NotALayer
 

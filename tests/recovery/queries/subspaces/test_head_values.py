@@ -9,8 +9,8 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING
 from manyheads.recovery.queries.gates.pairs import Pairs, separate_heads
 from manyheads.recovery.queries.nets.sigmoid_network import fit_nets, net_amplification
-from manyheads.recovery.queries.values.head_values import read_head_values, with_fewer_queries
-from manyheads.recovery.queries.values.projection_sum import read_sums
+from manyheads.recovery.queries.subspaces.method import read_head_values, with_fewer_queries
+from manyheads.recovery.queries.values.output_spaces import read_sums
 from manyheads.recovery.queries.values.ranks import find_ranks, rank_by_gap
 from manyheads.recovery.refusals import FitError
 

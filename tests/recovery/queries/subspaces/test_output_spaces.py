@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from manyheads.recovery import gpt_layer, planted_layer
-from manyheads.recovery.queries.values.output_spaces import split_projections
+from manyheads.recovery.queries.values.output_spaces import Sums, split_projections
 from manyheads.recovery.queries.values.probes import Stacks
-from manyheads.recovery.queries.values.projection_sum import Sums
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 

@@ -8,7 +8,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery import gpt_layer, planted_layer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.gates.pairs import Pairs, find_scale, separate_heads
-from manyheads.recovery.queries.values.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.values.output_spaces import Sums, read_sums
 from manyheads.recovery.refusals import FitError, RecoveryRefused
 
 

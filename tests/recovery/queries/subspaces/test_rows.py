@@ -9,7 +9,7 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING
 from manyheads.recovery.queries.logits.row_reader import RowReader, Rows
 from manyheads.recovery.queries.logits.rows import read_rows
-from manyheads.recovery.queries.values.projection_sum import Projections
+from manyheads.recovery.queries.values.output_spaces import Projections
 from manyheads.recovery.refusals import FitError
 
 

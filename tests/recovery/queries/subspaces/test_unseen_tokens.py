@@ -8,7 +8,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery import ServerLimits, gpt_layer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING
-from manyheads.recovery.queries.logits.row_plan import UnseenPlan, plan_groups
+from manyheads.recovery.queries.logits.row_reader import UnseenPlan, plan_groups
 from manyheads.recovery.queries.logits.rows import read_rows
 
 SETTINGS = SPARING

@@ -8,7 +8,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, ServerLimits, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.gates.table_pairs import TablePairs, find_logits, find_pair_heads, order_triangle
-from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.output_spaces import Sums
 from manyheads.recovery.refusals import LimitError, RecoveryRefused
 
 

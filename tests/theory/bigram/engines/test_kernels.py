@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from manyheads.theory.bigram.engines import kernels
-from manyheads.theory.bigram.engines.compiling import compile_kernel
 from manyheads.theory.bigram.engines.generator import draw_step_batch, sample_keys, scramble
+from manyheads.theory.bigram.engines.kernels import compile_kernel
 from manyheads.theory.bigram.task import draw_bigram_task
 from manyheads.theory.bigram.training.proximal_sgd import (
     Diverged,

@@ -17,8 +17,6 @@ S. Chen, Y. Li, arXiv 2402.04084: the exponent (k-1)(m-1). The law before the li
 are derived here.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -23,8 +23,6 @@ S. Chen, Y. Li, arXiv 2402.04084: certificates by an affine fit. Ranking, and th
 here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

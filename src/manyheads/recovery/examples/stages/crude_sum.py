@@ -26,8 +26,6 @@ S. Chen, Y. Li, "Provably learning a multi-head attention layer", arXiv 2402.040
 The form as a regression, the two sums, and the bias are worked out here.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np

@@ -14,14 +14,12 @@ S. Chen, Y. Li, arXiv 2402.04084: net over the span and linear regression.
 G. Golub, V. Pereyra, SIAM J. Numer. Anal. 10 (1973), and L. Kaufman, BIT 15 (1975): variable projection.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from manyheads._constraints import check_fields, constrained
+from manyheads._constraints import Constrained, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.fit.variable_projection import Examples, Tangent
@@ -30,7 +28,7 @@ STARTING_SCALES = (1.0, 2.0, 4.0)  # standard deviation of the logits at the sta
 
 
 @dataclass(frozen=True)
-class FitSettings:
+class FitSettings(Constrained):
     """Settings of the fit in the span."""
 
     # "projection": descents from random starts. "net": random points alone.
@@ -40,9 +38,6 @@ class FitSettings:
     sequences: int = 600  # sequences that are fitted
     steps: int = 40  # steps of a descent, at most
     good: float = 1e-3  # relative squared error at which no further start is tried
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,12 @@ References
 S. Chen, Y. Li, arXiv 2402.04084: the stage, in its first form. The trimmed head is worked out here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from manyheads._constraints import check_fields, constrained
+from manyheads._constraints import Constrained, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery._types import Array
@@ -34,7 +32,7 @@ TIED = 1e-9  # relative difference of doubts that are equal but for rounding
 
 
 @dataclass(frozen=True)
-class RefinementSettings:
+class RefinementSettings(Constrained):
     """Settings of the refined sum of projections."""
 
     # "trimmed": one head, fitted to ever fewer rows. "margin": the clearest rows under the nearest point of the hull.
@@ -46,9 +44,6 @@ class RefinementSettings:
     steps: int = 6
     inner: int = 25
     margin: float = 0.01  # share of the rows that count as clear; at least 8 d rows are taken
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def needs_hull(self) -> bool:

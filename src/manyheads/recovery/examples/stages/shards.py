@@ -6,8 +6,6 @@ rounding of the additions; order statistics are exact, because the smallest of a
 parts; rows are fetched by their position in all shards together, so that where the cuts are makes no difference.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -69,7 +67,7 @@ class Shards:
         back = np.argsort(np.argsort(owner, kind="stable"), kind="stable")
         return (np.concatenate([part[0] for part in parts])[back], np.concatenate([part[1] for part in parts])[back])
 
-    def without_last(self, count: int) -> Shards:
+    def without_last(self, count: int) -> "Shards":
         """Return all but the last sequences, wherever the cuts are; a shard of which nothing is left is dropped."""
         left, counts = self.count - count, []
         for size in self.counts:

@@ -36,7 +36,7 @@ from manyheads.recovery.queries.logits.row_reader import read_logits
 from manyheads.recovery.queries.nets.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
 from manyheads.recovery.queries.nets.warm_start import Continuation, Followed, follow_nets
 from manyheads.recovery.queries.refinement import refine_layer, refinement_work
-from manyheads.recovery.queries.values.projection_sum import read_sums
+from manyheads.recovery.queries.values.output_spaces import read_sums
 from manyheads.recovery.refusals import FitError
 from manyheads.recovery.result.results import Extracted, StageLog
 

@@ -39,7 +39,7 @@ from manyheads.recovery._types import Array, Ask, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.gates.pencils import Pencils, start_net
 from manyheads.recovery.queries.nets.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
-from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.output_spaces import Sums
 from manyheads.recovery.refusals import FitError
 
 # Scales of the queries, in units of the scale at which logits are about one: spread, so that uneven heads show

@@ -19,7 +19,7 @@ from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.gates.pairs import Pairs
 from manyheads.recovery.queries.nets.sigmoid_network import EPS, EXACT
-from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.output_spaces import Sums
 from manyheads.recovery.refusals import FitError, NotALayer
 
 QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have the others

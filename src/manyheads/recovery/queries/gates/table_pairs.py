@@ -28,7 +28,7 @@ from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.gates.pairs import repeat_pair
 from manyheads.recovery.queries.nets.sigmoid_network import EPS, TINY, NetDesign, fit_nets, net_amplification
-from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.output_spaces import Sums
 from manyheads.recovery.refusals import FitError
 
 COPIES = 24  # copies of either token, if the longest sequence has room: the more, the wider the range of shifts

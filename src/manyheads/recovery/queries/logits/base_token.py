@@ -1,7 +1,7 @@
 r"""Query-key circuits from all rows of sequences of normalized tokens, stage S4 on the sphere.
 
 No zero token exists there, so logits and values are taken relative to a base token u0, the first of every sequence
-(`attention_weights`):
+(`ledger`):
 
 .. math:: \ln \frac{a_{ij}}{a_{i0}} = \tilde x_t^\top M_i (x_j - u_0)
 
@@ -21,7 +21,7 @@ from manyheads.recovery.queries.logits.row_reader import RowReader, Rows
 from manyheads.recovery.queries.logits.sketches import SketchedForm, read_forms, sketched_form
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.rotary.forms import extend
-from manyheads.recovery.queries.values.projection_sum import Projections, Sums
+from manyheads.recovery.queries.values.output_spaces import Projections, Sums
 
 # Norm of the random part of a token beside a base of norm one, before both are put on the sphere
 SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25, 0.15, 0.1)

@@ -33,7 +33,7 @@ from manyheads.recovery.queries.rotary.forms import Frame, find_core, find_turns
 from manyheads.recovery.queries.scores import links, positions, sinks
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.values.projection_sum import read_sums
+from manyheads.recovery.queries.values.output_spaces import read_sums
 from manyheads.recovery.refusals import FitError, LimitError, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 

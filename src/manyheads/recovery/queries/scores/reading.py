@@ -25,8 +25,7 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.logits.attention_weights import LEAST, log_ratios, solve_weights
-from manyheads.recovery.queries.logits.ledger import Ledger
+from manyheads.recovery.queries.logits.ledger import LEAST, Ledger, log_ratios, solve_weights
 
 
 @dataclass(frozen=True)

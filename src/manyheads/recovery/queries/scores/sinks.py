@@ -35,7 +35,7 @@ import numpy as np
 from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.logits.attention_weights import log_ratios, solve_weights
+from manyheads.recovery.queries.logits.ledger import log_ratios, solve_weights
 from manyheads.recovery.queries.rotary.forms import extend, row_space
 from manyheads.recovery.queries.scores.heads import (
     Heads,
@@ -47,7 +47,7 @@ from manyheads.recovery.queries.scores.heads import (
     step_at,
 )
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.output_spaces import Sums
 from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, RankBudgetError
 

@@ -29,9 +29,8 @@ from manyheads.recovery.queries.logits.base_token import based_reader, least_wei
 from manyheads.recovery.queries.logits.row_reader import RowReader
 from manyheads.recovery.queries.nets.sigmoid_network import EPS
 from manyheads.recovery.queries.rotary.forms import extend
-from manyheads.recovery.queries.values.output_spaces import read_projections
+from manyheads.recovery.queries.values.output_spaces import Projections, Sums, read_projections
 from manyheads.recovery.queries.values.probes import Stacks
-from manyheads.recovery.queries.values.projection_sum import Projections, Sums
 from manyheads.recovery.queries.values.ranks import find_ranks
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog

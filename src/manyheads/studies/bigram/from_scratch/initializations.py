@@ -10,14 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.bigram import setups
-from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
+from manyheads.theory.bigram import BigramTask, draw_bigram_task, setups
 from manyheads.theory.bigram.theorems import initialization
 from manyheads.theory.bigram.theorems.signal import SignalSystem, predict_escape
-from manyheads.theory.bigram.training import plateau_escape
+from manyheads.theory.bigram.training import plateau_escape, proximal_sgd, reduced_model
 from manyheads.theory.bigram.training.plateau_escape import SgdEscape, median_escape, sgd_escape
-from manyheads.theory.bigram.training.proximal_sgd import StepSettings
-from manyheads.theory.bigram.training.reduced_model import find_escape
 from manyheads.theory.papers import REN
 
 SPREADS = {"uniform": 0.0, "values-1": 1.0, "values-3": 3.0, "attention-1": 1.0}  # in drifts
@@ -93,7 +90,7 @@ class Initializations(st.Study):
             exact = np.array(escapes) * np.log1p(GROWTH)
         elif engine == "reduced":
             runs = plateau_escape.perturbed_runs(rng, task, *self._stds(task, init), self.runs)
-            escape = find_escape(task, settings, self.runs, rng, most_steps=self._most, init=runs)
+            escape = reduced_model.find_escape(task, settings, self.runs, rng, most_steps=self._most, init=runs)
             steps, flipped = np.where(escape.outcome == "escaped", escape.steps, np.inf), escape.flipped
         else:
             count = self.heads if engine == "softmax" else self.runs
@@ -209,7 +206,7 @@ class Initializations(st.Study):
         length = {"reduced": self.longest, "exact": self.exact}.get(engine, self.length)
         return setups.with_equal_weights(draw_bigram_task(rng, self.vocabulary, length, self.sparsity))
 
-    def _settings(self, task: BigramTask) -> StepSettings:
+    def _settings(self, task: BigramTask) -> proximal_sgd.StepSettings:
         return setups.balanced_steps(task, GROWTH, self.noise)
 
     def _system(self, task: BigramTask) -> SignalSystem:

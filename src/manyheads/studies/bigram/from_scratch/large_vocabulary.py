@@ -11,8 +11,7 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.theory.bigram import setups
-from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
+from manyheads.theory.bigram import BigramTask, draw_bigram_task, setups
 from manyheads.theory.bigram.theorems.signal import predict_escape, solve_signals
 from manyheads.theory.bigram.training.reduced_model import ESCAPED, record_reduced
 from manyheads.theory.papers import REN

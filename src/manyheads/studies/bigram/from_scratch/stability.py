@@ -10,9 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.bigram import setups
+from manyheads.theory.bigram import BigramTask, draw_bigram_task, setups
 from manyheads.theory.bigram.setups import divergence_threshold
-from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.stability import divergence_growth, penalty_ratio, remaining_noise, theory_penalty
 from manyheads.theory.bigram.training.record import record
 from manyheads.theory.papers import REN

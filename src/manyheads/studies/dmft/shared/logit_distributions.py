@@ -10,22 +10,17 @@ variables: a symmetric variance-gamma law, Laplace's at N = 2. Its cumulants of 
 variance is N and the excess kurtosis 6/N: Gaussian as N grows. (Derived here.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 from scipy.special import gammainc, gammaincinv, ndtr
 
 from manyheads.study import Curve
 from manyheads.study.panels import Multiples, Role, spread_curve
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 LEVELS = np.linspace(-4, 4, 81)
 """Of a logit, in its unit."""

@@ -4,8 +4,6 @@ A study solves a limit with `solve_blocks`, keeps `summarize` of it, and trains 
 over training, and at its end `logits`, mean over heads, and the kernel `pooled`, of the same dimensions on both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,17 +16,14 @@ from manyheads.errors import CertificateError, UsageError
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.studies.scaling.shared.parametrizations import TASKS
 from manyheads.study.claims import Region
-from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft import Network, Problem, train_networks
+from manyheads.theory.dmft.branches import attention_infinite_heads, attention_infinite_key_dim, mlp
 from manyheads.theory.dmft.branches.branch import Branch, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import fewest_heads, fewest_neurons
-from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.theory.dmft.finite.ensembles import Network, train_networks
+from manyheads.theory.dmft.dataset import Trajectory
 from manyheads.theory.dmft.finite.problems import digits_problem, text_problem
 from manyheads.theory.dmft.grids.depth import finite_depth_step
-from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion
-from manyheads.theory.dmft.trajectory import Trajectory
 
 QUANTITIES = {
     "output": "outputs over training",
@@ -89,15 +84,15 @@ def sampled_blocks(
     """
     rows = problem.steps * problem.rows
     heads = oversampling * max(512, fewest_heads(rows, key_dim))
-    attention = InfiniteHeadsAttention(key_dim, heads, logit_exponent)
+    attention = attention_infinite_heads.InfiniteHeadsAttention(key_dim, heads, logit_exponent)
     if activation == "none":
         return (attention,)
-    return attention, InfiniteWidthMLP(activation, oversampling * max(2048, fewest_neurons(2 * rows)))
+    return attention, mlp.InfiniteWidthMLP(activation, oversampling * max(2048, fewest_neurons(2 * rows)))
 
 
 def solve_blocks(
     problem: Problem,
-    branches: Sequence[Branch] = (InfiniteKeyDimAttention(),),
+    branches: Sequence[Branch] = (attention_infinite_key_dim.InfiniteKeyDimAttention(),),
     rng: np.random.Generator | None = None,
     *,
     responses: bool = True,

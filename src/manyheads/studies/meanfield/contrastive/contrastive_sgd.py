@@ -3,11 +3,9 @@
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
-from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
+from manyheads.theory.meanfield import ContrastiveTask, overlap_trajectory, train_overlaps
 from manyheads.theory.meanfield.contrastive.sgd_covariance import sgd_covariance
 from manyheads.theory.meanfield.contrastive.stationary_states import growth_rates, norms_without_features
-from manyheads.theory.meanfield.contrastive.task import ContrastiveTask
 from manyheads.theory.papers import MENG
 
 START = (0.15, 0.1, 0.5)  # Q_1, Q_2, q

@@ -4,10 +4,9 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
+from manyheads.theory.meanfield import overlap_trajectory, train_overlaps
 from manyheads.theory.meanfield.contrastive import stationary_states as stationary
-from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
-from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, sparse_feature
 from manyheads.theory.papers import MENG
 

@@ -8,9 +8,8 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
+from manyheads.theory.meanfield import stationary_states, train_overlaps
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
-from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
-from manyheads.theory.meanfield.contrastive.stationary_states import stationary_states
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, sparse_feature
 from manyheads.theory.papers import MENG
 

@@ -7,8 +7,7 @@ multiplies noise by gamma / sqrt(M), so the law needs N well above gamma^2 / M; 
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.meanfield.hopfield.mean_field import mean_field_trajectory
-from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
+from manyheads.theory.meanfield import OneBitNetwork, mean_field_trajectory
 from manyheads.theory.meanfield.hopfield.simulation import overlap_fluctuations, simulate_network
 from manyheads.theory.papers import POC_LOPEZ
 

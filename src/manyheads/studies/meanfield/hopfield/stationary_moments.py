@@ -12,9 +12,7 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.theory.meanfield.hopfield.mean_field import mean_field_trajectory
-from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-from manyheads.theory.meanfield.hopfield.simulation import simulate_network
+from manyheads.theory.meanfield import OneBitNetwork, mean_field_trajectory, simulate_network
 from manyheads.theory.papers import POC_LOPEZ
 
 EARLY = 100  # tokens of the comparison token by token

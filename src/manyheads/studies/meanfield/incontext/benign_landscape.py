@@ -3,9 +3,7 @@
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.meanfield.incontext.landscape import attention_fixed_point, escape_direction, saddle_levels
-from manyheads.theory.meanfield.incontext.particles import Particles, particle_flow
-from manyheads.theory.meanfield.incontext.prompt_length import solve_attention
+from manyheads.theory.meanfield.incontext import landscape, particles, prompt_length
 from manyheads.theory.meanfield.incontext.task import FeatureTask, circle_task
 from manyheads.theory.papers import KIM
 
@@ -38,15 +36,15 @@ class BenignLandscape(st.Study):
     records: int = st.setting(120, "recorded times", least=1, small=3)
 
     def predict(self, key: st.Key) -> st.Record:
-        levels = saddle_levels(circle_task(DEGREES, AMPLITUDES, self.nodes).covariance)
+        levels = landscape.saddle_levels(circle_task(DEGREES, AMPLITUDES, self.nodes).covariance)
         return {"level": ("saddle", levels, "loss of the saddles")}
 
     def train(self, key: st.Key) -> st.Record:
         rng, task = st.generator(key), circle_task(DEGREES, AMPLITUDES, self.nodes)
         found = np.array([_measure_saddle(task, rng) for _ in range(self.saddles)])
         times = np.linspace(0.0, self.duration, self.records + 1)[1:]
-        start = Particles(rng.normal(size=(self.width, task.features)), rng.normal(size=(self.width, 2)))
-        trained = particle_flow(task, start, times, layers="both", step=STEP)
+        start = particles.Particles(rng.normal(size=(self.width, task.features)), rng.normal(size=(self.width, 2)))
+        trained = particles.particle_flow(task, start, times, layers="both", step=STEP)
         return {
             "saddle_loss": ("draw", found[:, 0], "saddle loss"),
             "paper": ("draw", found[:, 1], f"second derivative over {BOUNDS['paper']}"),
@@ -131,13 +129,13 @@ def _measure_saddle(task: FeatureTask, rng: np.random.Generator) -> tuple[float,
     missed = rng.permutation(task.features) < rng.integers(1, task.features + 1)
     foreign = circle_task(FOREIGN, nodes=len(task.inputs)).targets
     h = np.where(missed, foreign, task.targets) @ rng.normal(size=(task.features, task.features))
-    escape = escape_direction(task, h)
+    escape = landscape.escape_direction(task, h)
     along = task.targets @ escape.rotation.T
     step = SHIFT * np.sqrt(escape.loss / abs(escape.curvature))
-    before, here, after = (solve_attention(task, h + shift * along).loss for shift in (-step, 0.0, step))
+    before, here, after = (prompt_length.solve_attention(task, h + shift * along).loss for shift in (-step, 0.0, step))
     curvature = (before - 2 * here + after) / step**2  # without the closed form
     sizes = 4 * here**2 / np.array([task.features * np.abs(h).max() ** 2, (h**2).sum(1).mean()])
     second, cross = h.T @ h / len(h), task.targets.T @ h / len(h)
-    limit = attention_fixed_point(task, h, rng.normal(size=second.shape))
+    limit = landscape.attention_fixed_point(task, h, rng.normal(size=second.shape))
     error = np.abs(cross @ limit @ second - cross).max() / np.sqrt((h**2).sum(1).mean() * np.trace(task.covariance))
     return here, *(curvature / sizes).tolist(), float(error)

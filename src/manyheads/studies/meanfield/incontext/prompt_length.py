@@ -4,12 +4,7 @@ import jax
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.meanfield.incontext.prompt_length import (
-    draw_prompt_losses,
-    length_coefficient,
-    prompt_loss,
-    solve_attention,
-)
+from manyheads.theory.meanfield.incontext import prompt_length
 from manyheads.theory.meanfield.incontext.task import FeatureTask, circle_task, harmonics
 from manyheads.theory.papers import KIM
 
@@ -37,16 +32,16 @@ class PromptLength(st.Study):
 
     def predict(self, key: st.Key) -> st.Record:
         task, h = representation()
-        attention = solve_attention(task, h)
-        exact = [prompt_loss(task, h, attention.weights, length) for length in self.lengths]
-        best = [solve_attention(task, h, length).loss for length in self.lengths]
+        attention = prompt_length.solve_attention(task, h)
+        exact = [prompt_length.prompt_loss(task, h, attention.weights, length) for length in self.lengths]
+        best = [prompt_length.solve_attention(task, h, length).loss for length in self.lengths]
         most = 0.5 * task.features * float((task.targets**2).sum(1).max())
         paper = np.sqrt(np.log(task.features) / np.asarray(self.lengths))
         return {
             "loss": ("length", exact, "loss at the attention of infinite prompts"),
             "best": ("length", best, "loss at the best attention for n pairs"),
             "limit": ((), attention.loss, "loss of infinite prompts"),
-            "coefficient": ((), length_coefficient(task, h, attention.weights), "c of L + c/n"),
+            "coefficient": ((), prompt_length.length_coefficient(task, h, attention.weights), "c of L + c/n"),
             "largest": ((), most, "largest c of any representation"),
             "paper": ("length", paper, "bound of the paper, up to a factor"),
             "length": ("length", list(self.lengths), "pairs of a prompt"),
@@ -54,9 +49,9 @@ class PromptLength(st.Study):
 
     def train(self, key: st.Key, length: int) -> st.Record:
         task, h = representation()
-        attention = solve_attention(task, h).weights
+        attention = prompt_length.solve_attention(task, h).weights
         key = jax.random.fold_in(key, length)
-        drawn = draw_prompt_losses(task, h, attention, length, max(FEWEST, self.pairs // length), key)
+        drawn = prompt_length.draw_prompt_losses(task, h, attention, length, max(FEWEST, self.pairs // length), key)
         return {
             "raw": ((), drawn.raw.mean(), "mean loss of drawn tasks, pairs and queries"),
             "averaged": ((), drawn.averaged.mean(), "mean loss of drawn pairs"),

@@ -4,10 +4,8 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.errors import CertificateError
+from manyheads.theory.meanfield.incontext import crossings, particles, prompt_length
 from manyheads.theory.meanfield.incontext import prompt_training as system
-from manyheads.theory.meanfield.incontext.crossings import first_crossing, half_times, plateau_level
-from manyheads.theory.meanfield.incontext.particles import particle_flow
-from manyheads.theory.meanfield.incontext.prompt_length import length_coefficient
 from manyheads.theory.meanfield.incontext.task import FeatureTask, gaussian_points, ridge_task
 from manyheads.theory.papers import KIM
 
@@ -69,7 +67,7 @@ class PromptTraining(st.Study):
                     task, start, times, length=self.length, attention_speed=self.attention_speed, step=self.step
                 )
             )
-            neurons = particle_flow(
+            neurons = particles.particle_flow(
                 task, start[:2], times, activation=system.ACTIVATION, layers="both", length=self.length, step=self.step
             )
             limits.append(neurons.loss)
@@ -82,7 +80,7 @@ class PromptTraining(st.Study):
                 measured=max(discrepancy, final),
                 threshold=LARGEST_DIFFERENCE,
             )
-        share = length_coefficient(task, task.targets, np.linalg.inv(task.covariance))
+        share = prompt_length.length_coefficient(task, task.targets, np.linalg.inv(task.covariance))
         overlap = np.mean([np.diagonal(flow.cross, axis1=1, axis2=2) for flow in flows], 0)
         return {
             "loss": ("time", np.mean([flow.loss for flow in flows], 0), "loss of the mean-field flow"),
@@ -122,9 +120,9 @@ class PromptTraining(st.Study):
         )
         middles = ((initial + level) / 2, level / 2)  # of the two drops
         drops = [[self._crossing(loss, middle) for middle in middles] for loss in losses]
-        plateaus = [plateau_level(times, *row) for row in zip(losses, drops, strict=True)]
+        plateaus = [crossings.plateau_level(times, *row) for row in zip(losses, drops, strict=True)]
         half, expected = (
-            np.minimum([half_times(times, share) for share in each], times[-1])
+            np.minimum([crossings.half_times(times, share) for share in each], times[-1])
             for each in (shares, theory["explained"].values[None])
         )
         groups = (leading, ~leading)
@@ -221,4 +219,4 @@ class PromptTraining(st.Study):
     def _crossing(self, losses: np.ndarray, level: float) -> float:
         """Return the first time at which losses fall to a level; the last time if never."""
         times = self._times()
-        return min(first_crossing(times, losses, level), float(times[-1]))
+        return min(crossings.first_crossing(times, losses, level), float(times[-1]))

@@ -6,11 +6,10 @@ import numpy as np
 from scipy.optimize import brentq
 
 import manyheads.study as st
+from manyheads.theory.meanfield import circle_task, saddle_levels
 from manyheads.theory.meanfield.incontext.circle import CircleState, circle_flow, circle_loss, escape_rate
 from manyheads.theory.meanfield.incontext.crossings import first_crossing
-from manyheads.theory.meanfield.incontext.landscape import saddle_levels
 from manyheads.theory.meanfield.incontext.particles import circle_particles, particle_flow
-from manyheads.theory.meanfield.incontext.task import circle_task
 from manyheads.theory.papers import KIM
 
 LEARNED, FOREIGN = 0.3, 0.6  # amplitudes of the target that is learned first, and of the foreign harmonics

@@ -12,10 +12,9 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
+from manyheads.recovery import evaluate_layer, planted_layer, sequences
 from manyheads.recovery.examples.stages.hull import HullSettings, find_hull, measure_span_error, span_of
 from manyheads.recovery.examples.stages.shards import open_shards
-from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.theory.papers import CHEN_LI
 
 KEPT = 16  # rows that are kept, for each of the d^2 entries

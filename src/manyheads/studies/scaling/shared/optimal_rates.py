@@ -11,9 +11,7 @@ from manyheads.scaling.axes import LETTERS, Axis
 from manyheads.scaling.checks import transfer_check as check
 from manyheads.statistics import Interval
 from manyheads.studies.scaling.shared.parametrizations import NAMES, Plan
-from manyheads.study.claims import Series
-from manyheads.study.panels import spread_curve
-from manyheads.study.verdicts import Expected
+from manyheads.study import claims, panels, verdicts
 
 BATCHES = {"digits": 16, "text": 8}
 EPSILON = 1e-20  # Adam's, as the authors': so small that the rates alone are compared
@@ -82,11 +80,11 @@ def drift(who: str, optima: xr.DataArray, axis: Axis, power: float, outcomes: xr
         interval, needed = (interval, found.drift.replicates_needed) if inside else (interval.widened(math.inf), None)
     start = optima.isel({axis: 0}, drop=True).mean("replicate")
     law = start * (optima[axis] / optima[axis][0].values) ** power
-    drawn = Series(axis, optima.rename(who), law)
+    drawn = claims.Series(axis, optima.rename(who), law)
     return st.Figure((middle, interval, needed), "drift of the optimal learning rate (decades)", drawn)
 
 
-def transfers(who: str, axis: Axis, figure: st.Figure, expected: Expected = "holds") -> st.Claim:
+def transfers(who: str, axis: Axis, figure: st.Figure, expected: verdicts.Expected = "holds") -> st.Claim:
     """Claim that the optimal learning rate stays along an axis."""
     return st.Claim(
         f"{who}: the optimal learning rate changes by at most {check.ALLOWED_DECADES:g} decades over a factor of eight "
@@ -125,7 +123,7 @@ def losses_picture(plan: Plan, trained: xr.Dataset) -> st.Panel:
             seen = np.isfinite(rows).all(0)
             label = f"{LETTERS[axis]} = {sizes[place]}" if len(plan.sizes) == 1 else f"size {place + 1} of {len(sizes)}"
             if seen.any():
-                curves.append(spread_curve(x[seen], rows[:, seen], label, group=place))
+                curves.append(panels.spread_curve(x[seen], rows[:, seen], label, group=place))
         return tuple(curves)
 
     return plan.multiples(

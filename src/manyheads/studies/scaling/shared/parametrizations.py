@@ -1,7 +1,5 @@
 """Parametrizations by name, and plans of networks along N, H and L in which equal networks are trained once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,9 +8,8 @@ from typing import Any
 import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
+from manyheads.scaling import Muon, Parametrization
 from manyheads.scaling.axes import AXES, LETTERS, Axis, shapes_along, size_along
-from manyheads.scaling.parametrization.muon import Muon
-from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.scaling_exponents import Optimizer
 from manyheads.scaling.task import Task, digits_task, text_task
 from manyheads.study import Cell, Curve

@@ -1,7 +1,5 @@
 """All stored units of a run: the tables and the segments of its folder, read together."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -35,7 +33,7 @@ class Index:
         self.tables: dict[str, Table] = {}
         self.segments: dict[str, SegmentReader] = {}
 
-    def refresh(self) -> Index:
+    def refresh(self) -> "Index":
         """Read what is new."""
         return self._steadily(self._refresh)
 
@@ -83,7 +81,7 @@ class Index:
             raise StoreDamaged(f"{strange[0]} is no segment of a run; move it away")
         return segments, sorted(path for path in self.path.glob("table-*") if TABLE.fullmatch(path.name))
 
-    def _refresh(self) -> Index:
+    def _refresh(self) -> "Index":
         segments, tables = self.files()
         for path in tables:
             if path.name not in self.tables:

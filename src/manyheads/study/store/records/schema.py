@@ -13,16 +13,14 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._extras import xarray as xr
 from manyheads._json import Json
 from manyheads.errors import ManyheadsError
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 NUMBERS = {name: np.dtype(name).newbyteorder("<") for name in _NAMES.split()}
@@ -90,8 +88,6 @@ class Schema:
 
     def dataset(self, block: bytes | NDArray[np.uint8]) -> xr.Dataset:
         """Return one unit."""
-        import xarray as xr
-
         row = np.frombuffer(block, np.uint8).reshape(1, self.size)
         variables = {field.name: (field.dims, array[0], field.attrs) for field, array in self.arrays(row)}
         return xr.Dataset(variables, coords=self.coordinates(), attrs=self.attrs)

@@ -11,8 +11,6 @@ A line is written by one call, so a process that is killed leaves whole lines an
 no line. No other process writes to the file, so there are no locks.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import contextlib

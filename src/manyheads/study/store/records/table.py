@@ -12,8 +12,6 @@ The one codec is `bytes`, so a reader needs no Zarr: this one states what every 
 Zarr and xarray read it as well: ``xarray.open_zarr(ZipStore(path, mode="r"), group="0", consolidated=False)``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

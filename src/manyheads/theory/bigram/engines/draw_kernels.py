@@ -1,7 +1,5 @@
 """Compiled draws of keys, queries and tokens: the words of `manyheads.theory.bigram.engines.generator`, bit for bit."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import numpy as np

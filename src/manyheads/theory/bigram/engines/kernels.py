@@ -8,18 +8,30 @@ Tokens follow from one multiplication if all are equally frequent, :math:`\lfloo
 if there are four or fewer, else from a guide table and a comparison or two: the same outcome as counting thresholds,
 bit for bit. Attention with less than a sixteenth of nonzero weights is read by its list of positions.
 
-Functions of this module are compiled on the first call (`manyheads.theory.bigram.engines.compiling`). numba promotes
+Functions of this module are compiled on the first call (`manyheads.theory.bigram.engines.kernels`). numba promotes
 integers to 64 bits in every operation, hence the casts.
+
+Numba compilation of kernels on the first call, cached in the user's cache folder.
+
+Kernels are plain functions at module level, which import nothing. With the extra `fast` they are compiled once and
+stored for later processes under a hash of their source.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+import contextlib
+import hashlib
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.theory.bigram.engines.compiling import compile_kernel
+from manyheads._extras import require
 from manyheads.theory.bigram.engines.draw_kernels import (
     CHUNK,
     Doubles,
@@ -39,12 +51,63 @@ from manyheads.theory.bigram.engines.draw_kernels import (
 from manyheads.theory.bigram.engines.generator import SLOT, TARGET, WEYL
 from manyheads.theory.bigram.engines.reference import Rates, Tables
 
+# Sums may be reordered and products fused; infinities and NaN are preserved for the divergence check.
+FAST = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy"}
+EXACT = {"error_model": "numpy"}
+_lock = threading.RLock()
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+_registered: set[Callable[..., Any]] = set()
+
+
+def compile_kernel(entry: Callable[..., Any], fast: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
+    """Return `entry` compiled; it releases the GIL, so that several runs share a process as threads.
+
+    `fast` lists every function that it or another of them calls, callees first; their sums may be reordered, those of
+    `entry` not.
+    """
+    with _lock:
+        if entry not in _compiled:
+            numba, extending = require("numba"), require("numba.extending")
+            for function in fast:
+                if function not in _registered:
+                    extending.register_jitable(**FAST)(function)
+                    _registered.add(function)
+            with _cache_of(numba, entry, fast) as kept:
+                _compiled[entry] = numba.njit(cache=kept, nogil=True, **EXACT)(entry)
+        return _compiled[entry]
+
+
+@contextlib.contextmanager
+def _cache_of(numba: ModuleType, entry: Callable[..., Any], fast: tuple[Callable[..., Any], ...]) -> Iterator[bool]:
+    """Point numba to a folder of the user's cache while it decides where to store a function; True if there is one."""
+    modules = {inspect.getmodule(function) for function in (entry, *fast)}
+    sources = sorted(inspect.getsource(module) for module in modules if module is not None)
+    name = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "manyheads" / "numba" / f"{name}-{sys.implementation.cache_tag}"
+    before = numba.config.CACHE_DIR
+    if before:  # the caller has chosen a folder
+        yield True
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = os.access(folder, os.W_OK)
+    except OSError:
+        kept = False  # a read-only home: compilation is repeated in every process
+    try:
+        if kept:
+            numba.config.CACHE_DIR = str(folder)
+        yield kept
+    finally:
+        numba.config.CACHE_DIR = before
+
+
 SPARSE = 16
 FOR_SLOT, FOR_TARGET = np.uint32(SLOT[0]), np.uint32(TARGET[0])
 FEW = 9  # up to this number of tokens, passes that count two each are faster than a histogram
 
 
-def fill(workspace: Workspace, first: Word, second: Word) -> None:
+def fill(workspace: "Workspace", first: Word, second: Word) -> None:
     """Fill the workspace's tokens in the fastest of the three ways."""
     if workspace.guide.shape[0] == 0:
         fill_even(workspace.tokens, np.uint64(workspace.bounds.shape[0] + 1), first, second)
@@ -176,7 +239,7 @@ def sum_column(
     chosen: Ints,
     keys: Words,
     tables: Tables,
-    workspace: Workspace,
+    workspace: "Workspace",
     by_value: Doubles,
     gradient: Floats,
 ) -> None:
@@ -204,7 +267,7 @@ def run_steps(
     value: Doubles,
     attention: Floats,
     tables: Tables,
-    workspace: Workspace,
+    workspace: "Workspace",
     roots: Words,
     span: tuple[int, int],
     rates: Rates,
@@ -238,7 +301,7 @@ def run_steps(
 
 
 def run_gradients(
-    value: Doubles, attention: Floats, tables: Tables, workspace: Workspace, roots: Words, step: int
+    value: Doubles, attention: Floats, tables: Tables, workspace: "Workspace", roots: Words, step: int
 ) -> tuple[Doubles, Floats]:
     """Return both preconditioned gradients of one step."""
     size, length = attention.shape

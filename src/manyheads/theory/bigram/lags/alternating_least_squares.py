@@ -16,8 +16,6 @@ Otherwise all lags are summed block by block: :math:`K_{x_p,x_{p-d}}` is looked 
 d, and serves all pairs of lags at that distance.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,7 +49,7 @@ class LagProblem:
     strength: float  # r, in standard deviations of the noise
 
     @classmethod
-    def of(cls, data: Lagged, strength: float | None) -> LagProblem:
+    def of(cls, data: Lagged, strength: float | None) -> "LagProblem":
         """Count what is fixed; by default r is the square root of 2 ln L, and at least 2."""
         size, samples = data.vocabulary, len(data)
         counts = np.bincount(data.queries, minlength=size)
@@ -60,7 +58,7 @@ class LagProblem:
         # no symbol has frequency zero: the norm of W must see every column
         return cls(data, mean, (counts + 1 / size) / (samples + 1), counts, float(chosen))
 
-    def without_lags(self) -> Minimum:
+    def without_lags(self) -> "Minimum":
         """Return the state in which no lag has weight."""
         size = self.data.vocabulary
         return Minimum(np.zeros((size, self.data.lags)), np.zeros((size, size)), (self.unexplained,), 0.0)

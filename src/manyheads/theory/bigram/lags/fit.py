@@ -22,9 +22,23 @@ matrix for each of them, as in the MTDg (`forward_selection`).
 
 The penalty's form, its calibration, the algorithm and the tests are derived here and not in the paper, whose model this
 is: Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
-"""
 
-from __future__ import annotations
+Test of independence for `fit_lags`: predictions from earlier samples against permutations of later ones.
+
+A fit (W, A) to the samples before a cut predicts :math:`f_i = m + Wz_i` after it. On the later samples i,
+
+.. math:: T = \sum_i (e_{y_i} - \bar e_y)^\top f_i
+
+is their covariance with the targets, which sees a dependence that is too weak to lower the squared error. If the
+symbols of a stream are independent, the next symbols after the cut are exchangeable given all that came before: each of
+their permutations, with the predictions made anew from the permuted stream, is as probable as the stream itself, so the
+rank of T among B permutations is an exact p-value. To permute the targets alone is not enough there: a symbol that was
+seen just now is rarer among those that are left, which looks like a dependence if samples are few and symbols many.
+
+Targets that the caller gives are permuted by themselves. These may depend on each other although they are independent
+of the stream; for them the mean of :math:`T_s^2` over all rotations of the targets gives a second p-value by the normal
+distribution, since a rotation keeps what they are among themselves, and the larger one counts.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -32,30 +46,91 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import stats
 
 from manyheads._arrays import takes_labels
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads.errors import CertificateError, UsageError
-from manyheads.theory.bigram.lags.alternating_least_squares import (
-    RIDGE_OF_LAGS,
-    ROUNDS,
-    LagProblem,
-    alternate,
-    certified,
-    settle,
-    tables_of,
-)
+from manyheads.theory.bigram.lags import alternating_least_squares as als
 from manyheads.theory.bigram.lags.forward_selection import Selection, present_pvalue, rotated_pvalue, select_lags
 from manyheads.theory.bigram.lags.held_out import Additive, measure_losses
-from manyheads.theory.bigram.lags.independence import Forecast, independence_test
 from manyheads.theory.bigram.lags.initial_tables import minimize
 from manyheads.theory.bigram.lags.result import LagFit
 from manyheads.theory.bigram.lags.shared_table import check_shared_table
 from manyheads.theory.bigram.lags.streams import Lagged, information_of, read_streams
 
+ENOUGH = 10  # permutations at least as large as the stream's own value, after which no more are drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Samples that were held out, and the predictions of a fit to those before."""
+
+    data: Lagged  # the samples; their symbols are cut to what they see
+    response: np.ndarray  # the statistic by target and attended symbol, (N, N)
+    chosen: np.ndarray  # lags of every query, (N, M)
+    weights: np.ndarray  # (N, M)
+
+    @classmethod
+    def of(cls, data: Lagged, start: int, fit: als.Minimum) -> "Forecast":
+        """Take the samples from `start` on."""
+        held = data.part(start, len(data))
+        low = int(held.places[0]) - data.lags + 1
+        held = replace(held, symbols=data.symbols[low:], places=held.places - low)
+        mean = np.bincount(held.targets, minlength=data.vocabulary) / len(held)
+        chosen = als.list_chosen(fit.attention)
+        return cls(held, fit.value - mean @ fit.value, chosen, np.take_along_axis(fit.attention, chosen, 1))
+
+    def statistic(self, data: Lagged) -> float:
+        """Return T of the samples, or of a permutation of them."""
+        queries = data.queries
+        seen = data.symbols[data.places[:, None] - self.chosen[queries]]
+        return float(np.vdot(self.weights[queries], self.response[data.targets[:, None], seen]))
+
+    def permuted(self, rng: np.random.Generator, own: bool) -> Lagged:
+        """Permute the targets; if they are the stream's `own` next symbols, later samples see them permuted as well."""
+        targets = rng.permutation(self.data.targets)
+        if not own:
+            return replace(self.data, targets=targets)
+        symbols = self.data.symbols.copy()
+        symbols[self.data.places + 1] = targets
+        return replace(self.data, symbols=symbols, targets=targets)
+
+    def rotated_variance(self) -> float:
+        """Return the mean square of T over all rotations of the targets but the identity."""
+        attention = np.zeros((self.data.vocabulary, self.data.lags))
+        np.put_along_axis(attention, self.chosen, self.weights, 1)
+        added = np.concatenate([als.attended(block, attention) @ self.response.T for block in self.data.blocks()])
+        added -= added.mean(0)
+        sums = np.zeros(len(added))
+        for symbol in np.unique(self.data.targets):
+            spectrum = np.fft.rfft(added[:, symbol]).conj() * np.fft.rfft(self.data.targets == symbol)
+            sums += np.fft.irfft(spectrum, len(added))
+        return float((sums[1:] ** 2).mean()) if len(sums) > 1 else np.inf
+
+
+def independence_test(forecast: Forecast, own: bool, rate: float, rng: np.random.Generator) -> float:
+    """Return the p-value of the module's head: one-sided, small if the predictions go with the targets.
+
+    It is at least a quarter of `rate`, the error rate of the decision; `own` targets are the stream's next symbols. The
+    draws end early where the p-value is large; it is valid then as well (Besag and Clifford, "Sequential Monte Carlo
+    p-values", Biometrika 1991).
+    """
+    total, larger = forecast.statistic(forecast.data), 0
+    draws = int(np.ceil(4 / rate)) - 1
+    for drawn in range(1, draws + 1):
+        # equal up to rounding counts as larger
+        larger += forecast.statistic(forecast.permuted(rng, own)) >= total - 1e-9 * abs(total)
+        if larger == ENOUGH:
+            return larger / drawn
+    pvalue = (1 + larger) / (draws + 1)
+    if not own and (variance := forecast.rotated_variance()) > 0:
+        pvalue = max(pvalue, float(stats.norm.sf(total / variance**0.5)))
+    return pvalue
+
 
 @dataclass(frozen=True)
-class LagSettings:
+class LagSettings(Constrained):
     """Settings of `fit_lags`.
 
     Attributes
@@ -81,9 +156,6 @@ class LagSettings:
     held_out: float = constrained(0.2, Constraint(above=0, below=1))
     false_alarm: float = constrained(0.005, Constraint(least=1e-5, below=1))  # 1e-5 takes 400,000 permutations
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 DEFAULT = LagSettings()
@@ -168,7 +240,7 @@ def fit_lags(
             f"give a longer stream, some hundred samples for every symbol"
         )
     rng, level = np.random.default_rng(settings.seed), settings.false_alarm
-    earlier, information = LagProblem.of(data, settings.strength), information_of(data)
+    earlier, information = als.LagProblem.of(data, settings.strength), information_of(data)
     path = select_lags(data, level / 2).order
     ranked = list(dict.fromkeys([*path, *np.argsort(-information, kind="stable").tolist()]))
     additive = Additive.fit(data, earlier.mean, ranked[: max(len(path), INITIAL)])
@@ -193,11 +265,12 @@ def fit_lags(
             measured=pvalue,
             threshold=level,
         )
-    problem = LagProblem.of(everything, settings.strength)
+    problem = als.LagProblem.of(everything, settings.strength)
     loss = measure_losses(data, tested, *refit(earlier, chosen.attention), additive, len(path))
     if predicted <= level:
-        chosen = certified(
-            alternate(problem, chosen.value, settings.iterations, settings.tolerance), settings.tolerance
+        chosen = als.certified(
+            als.alternate(problem, chosen.value, settings.iterations, settings.tolerance),
+            settings.tolerance,
         )
     else:  # the lags of this fit are guesses
         chosen = problem.without_lags()
@@ -246,32 +319,32 @@ def _select_own(data: Lagged, together: Selection, level: float) -> tuple[np.nda
     return own, found if found.order else together
 
 
-def refit(problem: LagProblem, selection: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def refit(problem: als.LagProblem, selection: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fit W and the chosen weights once more, without penalty: (W, A), A with mean row sum one.
 
     All of them by turns, and again those that `eliminate` keeps.
     """
     none = np.zeros(len(selection))
-    attention, value, _ = settle(problem, selection, none, ROUNDS // 2)
+    attention, value, _ = als.settle(problem, selection, none, als.ROUNDS // 2)
     kept = eliminate(problem, value, attention)
     if kept.any() and (kept != (attention > 0)).any():
-        attention, value, _ = settle(problem, np.where(kept, attention, 0.0), none, ROUNDS // 2)
+        attention, value, _ = als.settle(problem, np.where(kept, attention, 0.0), none, als.ROUNDS // 2)
     return value, attention
 
 
-def eliminate(problem: LagProblem, value: np.ndarray, attention: np.ndarray) -> np.ndarray:
+def eliminate(problem: als.LagProblem, value: np.ndarray, attention: np.ndarray) -> np.ndarray:
     """Drop the weight with the least standard score, query by query, until all reach the strength: (N, L) of bools.
 
     The lasso also chooses lags whose symbols depend on those at the right lags.
     """
-    tables = tables_of(problem, attention)
+    tables = als.tables_of(problem, attention)
     weights = np.take_along_axis(attention, tables.chosen, 1)
     gram, correlation = tables.attention_sums(value, problem.mean)
     noise = problem.norm(value) ** 2 / max(float(problem.frequencies @ (value**2).sum(0)), 1e-300)  # of one sample
     for query in range(len(weights)):
         while len(rows := np.flatnonzero(weights[query])):
             part = gram[query][np.ix_(rows, rows)]
-            inverse = np.linalg.inv(part + RIDGE_OF_LAGS * np.diag(part).max() * np.eye(len(rows)))
+            inverse = np.linalg.inv(part + als.RIDGE_OF_LAGS * np.diag(part).max() * np.eye(len(rows)))
             scores = inverse @ correlation[query, rows] / np.sqrt(noise * np.diag(inverse))
             if scores.min() >= problem.strength:
                 break

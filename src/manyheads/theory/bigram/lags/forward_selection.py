@@ -14,8 +14,6 @@ All are sums of counts of pairs. The variance of the statistic is Haldane's (`sc
 Hilferty.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

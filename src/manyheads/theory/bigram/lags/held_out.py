@@ -5,8 +5,6 @@ these lags that predict about as well as anything does are the short explanation
 Breiman, Friedman, Olshen and Stone, 1984).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,7 +48,7 @@ class Additive:
     solved: np.ndarray
 
     @classmethod
-    def fit(cls, data: Lagged, mean: np.ndarray, lags: Sequence[int]) -> Additive:
+    def fit(cls, data: Lagged, mean: np.ndarray, lags: Sequence[int]) -> "Additive":
         """Sum the normal equations; with many symbols of fewer lags."""
         size = data.vocabulary
         lags = tuple(lags[: max(1, LARGEST_BASELINE // size)])

@@ -10,24 +10,13 @@ that is looked up, is the simplest of them and wins such ties: where it explains
 and up to a small share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from manyheads.errors import CertificateError
-from manyheads.theory.bigram.lags.alternating_least_squares import (
-    ROUNDS,
-    LagProblem,
-    Minimum,
-    alternate,
-    attended,
-    attention_sums,
-    solve_value,
-    value_sums,
-)
+from manyheads.theory.bigram.lags import alternating_least_squares as als
 
 FEW, MANY = 4, 32  # single lags to start from: where every look at all lags is a pass over the stream, and where not
 COPY = 0.8  # cosine of W and a copy from which on W is one
@@ -37,8 +26,12 @@ RACES = ((4, 1, 2), (2, 2, 8))  # how many go on, and after how many rounds of h
 
 
 def minimize(
-    problem: LagProblem, matrices: np.ndarray, information: np.ndarray, rounds: int, tolerance: float
-) -> Minimum:
+    problem: als.LagProblem,
+    matrices: np.ndarray,
+    information: np.ndarray,
+    rounds: int,
+    tolerance: float,
+) -> als.Minimum:
     """Return the least of the minima that the initial values lead to.
 
     Every initial value gets a few rounds, the best of them some more, and the best of those the rest: a race, in which
@@ -47,10 +40,10 @@ def minimize(
     """
     values = inits = [value for value in initial_values(problem, matrices, information) if value.any()]
     for kept, turns, most in RACES:
-        reached = [alternate(problem, value, turns, tolerance, most) for value in values]
+        reached = [als.alternate(problem, value, turns, tolerance, most) for value in values]
         reached = [minimum for minimum in reached if minimum.attention.any()]
         values = [minimum.value for minimum in sorted(reached, key=lambda minimum: minimum.objective[-1])[:kept]]
-    minima = [alternate(problem, value, rounds, tolerance) for value in values]
+    minima = [als.alternate(problem, value, rounds, tolerance) for value in values]
     minima = sorted(
         (minimum for minimum in minima if minimum.attention.any()), key=lambda minimum: minimum.objective[-1]
     )
@@ -70,49 +63,49 @@ def minimize(
     return best
 
 
-def squared_errors(problem: LagProblem, minimum: Minimum) -> np.ndarray:
+def squared_errors(problem: als.LagProblem, minimum: als.Minimum) -> np.ndarray:
     """Return half the squared error of every sample, less that of the frequencies, (n,)."""
     errors = []
     for block in problem.data.blocks():
-        added = attended(block, minimum.attention) @ minimum.value.T  # (m, N)
+        added = als.attended(block, minimum.attention) @ minimum.value.T  # (m, N)
         right = added[np.arange(len(block)), block.targets] - added @ problem.mean
         errors.append(0.5 * (added**2).sum(1) - right)
     return np.concatenate(errors)
 
 
-def _largest_correlation(problem: LagProblem, value: np.ndarray) -> float:
+def _largest_correlation(problem: als.LagProblem, value: np.ndarray) -> float:
     """Return the largest correlation of a lag for a value matrix, in units of its penalty."""
     seen = problem.counts > 0
-    correlation = attention_sums(problem, value)[1][seen].max(1)
+    correlation = als.attention_sums(problem, value)[1][seen].max(1)
     return float((correlation / problem.penalties[seen]).max()) / problem.norm(value)
 
 
-def _find_copy(problem: LagProblem, rounds: int, tolerance: float) -> Minimum | None:
+def _find_copy(problem: als.LagProblem, rounds: int, tolerance: float) -> als.Minimum | None:
     """Return the minimum that a copy leads to, None if it is no copy any more."""
     copy = np.eye(len(problem.mean)) - problem.mean[:, None]
     value = copy
-    for turns, most in ((1, 4), (rounds, ROUNDS)):
-        found = alternate(problem, value, turns, tolerance, most)
+    for turns, most in ((1, 4), (rounds, als.ROUNDS)):
+        found = als.alternate(problem, value, turns, tolerance, most)
         value = found.value
         if not _cosine(problem, value, copy) > COPY:
             return None
     return found if found.violation <= tolerance else None
 
 
-def _cosine(problem: LagProblem, one: np.ndarray, other: np.ndarray) -> float:
+def _cosine(problem: als.LagProblem, one: np.ndarray, other: np.ndarray) -> float:
     product = float(problem.frequencies @ (one * (problem.covariance @ other)).sum(0))
     return product / max(problem.norm(one) * problem.norm(other), 1e-300)
 
 
-def initial_values(problem: LagProblem, matrices: np.ndarray, information: np.ndarray) -> Iterator[np.ndarray]:
+def initial_values(problem: als.LagProblem, matrices: np.ndarray, information: np.ndarray) -> Iterator[np.ndarray]:
     """Yield initial values of W."""
     size, lags = problem.data.vocabulary, problem.data.lags
-    yield solve_value(*value_sums(problem, np.full((size, lags), 1 / lags)), problem, 0.0)
+    yield als.solve_value(*als.value_sums(problem, np.full((size, lags), 1 / lags)), problem, 0.0)
     order = np.argsort(-information, kind="stable")[: FEW if problem.all_pairs is None else MANY].tolist()
     for lag in dict.fromkeys([0, *order]):
         joint = problem.data.count_pairs(lag) / len(problem.data)  # (target, symbol)
         seen = joint.sum(0)
-        yield solve_value(np.diag(seen), joint - np.outer(problem.mean, seen), problem, 0.0)
+        yield als.solve_value(np.diag(seen), joint - np.outer(problem.mean, seen), problem, 0.0)
     root = np.sqrt(problem.frequencies)
     left, _, right = np.linalg.svd((matrices * root).reshape(len(matrices), -1), full_matrices=False)
     yield np.sign(left[:, 0].sum()) * right[0].reshape(size, size) / root

@@ -7,8 +7,6 @@ with symbol x at lag j. Every sum that depends on the stream is then one product
           S_{xx'} = \tfrac1n\sum_{kjl} c^k_{jl}(x,x')\,A_{kj}A_{kl}.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +26,7 @@ class PairCounts:
     samples: int  # number of samples n
 
     @classmethod
-    def of(cls, data: Lagged, chosen: np.ndarray, used: np.ndarray) -> PairCounts:
+    def of(cls, data: Lagged, chosen: np.ndarray, used: np.ndarray) -> "PairCounts":
         """Count the pairs at the lags `chosen` of each query where `used`."""
         size, queries, places = data.vocabulary, data.queries, data.places
         rows = [np.flatnonzero(used[queries, column]) for column in range(chosen.shape[1])]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_labels
+from manyheads._extras import Figure, pd
 from manyheads._overview import Overview, Shown
 from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.bigram.lags.held_out import HeldOutLoss
 from manyheads.theory.bigram.lags.shared_table import SharedTable
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
 
 MOST_DRAWN = 40  # symbols in the picture of a fit
 

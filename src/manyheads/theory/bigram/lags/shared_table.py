@@ -6,8 +6,6 @@ beside this multiple contradicts the shared table and nothing else. The tests ar
 of the samples that were fitted depend less on the symbols than those of others, so the p-values are conservative.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

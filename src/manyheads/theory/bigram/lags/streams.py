@@ -5,8 +5,6 @@ history is a sample: the query is the symbol there, the context holds the symbol
 the query itself), and the target is the next symbol, or whatever the caller wants to predict there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -55,17 +53,17 @@ class Lagged:
         codes = self.targets * self.vocabulary + self.symbols[self.places - lag]
         return np.bincount(codes, minlength=self.vocabulary**2).reshape(self.vocabulary, self.vocabulary)
 
-    def part(self, start: int, stop: int) -> Lagged:
+    def part(self, start: int, stop: int) -> "Lagged":
         """Return the samples from `start` to `stop`."""
         return replace(self, places=self.places[start:stop], targets=self.targets[start:stop])
 
-    def split(self, share: float) -> tuple[Lagged, Lagged]:
+    def split(self, share: float) -> "tuple[Lagged, Lagged]":
         """Cut off the last `share` of the samples, without those whose context reaches into the first part."""
         cut = len(self) - round(share * len(self))
         later = cut + np.searchsorted(self.places[cut:], self.places[cut - 1] + self.lags) if cut else 0
         return self.part(0, cut), self.part(int(later), len(self))
 
-    def blocks(self) -> Iterator[Lagged]:
+    def blocks(self) -> "Iterator[Lagged]":
         """Yield the samples some at a time."""
         for start in range(0, len(self), BLOCK):
             yield self.part(start, start + BLOCK)

@@ -17,8 +17,6 @@ uniform ones :math:`V = 11^\top/N`, keep :math:`W\nu` and train as their centred
 Derived here.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

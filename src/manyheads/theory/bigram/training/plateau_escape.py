@@ -4,8 +4,6 @@ Initial states are perturbed by signals of given size in units of the drift :mat
 `manyheads.theory.bigram.theorems.initialization` has the formulas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,15 +15,9 @@ from manyheads._trees import PyTree
 from manyheads.theory.bigram.engines.generator import Seed
 from manyheads.theory.bigram.task import BigramTask
 from manyheads.theory.bigram.theorems.population import gradients, measure_overlaps
+from manyheads.theory.bigram.training import record, softmax_training
 from manyheads.theory.bigram.training.proximal_sgd import Diverged, State, StepSettings, descend, initial_state
-from manyheads.theory.bigram.training.record import trajectory
 from manyheads.theory.bigram.training.reduced_model import ESCAPED, ReducedState
-from manyheads.theory.bigram.training.softmax_training import (
-    SoftmaxSettings,
-    as_linear,
-    descend_softmax,
-    initial_softmax_state,
-)
 
 
 class SgdEscape(NamedTuple):
@@ -47,7 +39,7 @@ def train_to_escape(
     """Train by `train(state, first_step=n)`, `every` steps a call, until the plateau escape of `linear(state)`."""
     before, state = 0.0, init
     with suppress(Diverged):
-        for done, state in trajectory(train, init, every):
+        for done, state in record.trajectory(train, init, every):
             overlaps = measure_overlaps(task, *linear(state))
             product = overlaps.value_signal * overlaps.attention_signal
             if product > ESCAPED:
@@ -134,8 +126,10 @@ def softmax_escape(
     task: BigramTask, value: np.ndarray, settings: StepSettings, every: int, most_steps: int, *, seed: Seed
 ) -> SgdEscape:
     """Train a softmax head by SGD from given values and zero logits to the escape; the state has linear weights."""
-    rates = SoftmaxSettings(settings.batch, settings.value_learning_rate, settings.attention_learning_rate)
-    train = partial(descend_softmax, task, settings=rates, steps=every, seed=seed)
-    init = initial_softmax_state(task)._replace(value=value)
-    found = train_to_escape(task, train, init, every, most_steps, linear=as_linear)
-    return found._replace(state=as_linear(found.state))
+    rates = softmax_training.SoftmaxSettings(
+        settings.batch, settings.value_learning_rate, settings.attention_learning_rate
+    )
+    train = partial(softmax_training.descend_softmax, task, settings=rates, steps=every, seed=seed)
+    init = softmax_training.initial_softmax_state(task)._replace(value=value)
+    found = train_to_escape(task, train, init, every, most_steps, linear=softmax_training.as_linear)
+    return found._replace(state=softmax_training.as_linear(found.state))

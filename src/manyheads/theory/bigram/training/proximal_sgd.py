@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads._extras import require
 from manyheads._overview import distinct_texts
 from manyheads._settings import double_precision
@@ -66,16 +66,13 @@ class Diverged(CertificateError):
 
 
 @dataclass(frozen=True)
-class StepSettings:
+class StepSettings(Constrained):
     r"""Settings of a step."""
 
     batch: int = constrained(rule=Constraint(least=1, below=LONGEST))  # samples B of a step
     value_learning_rate: float = constrained(rule=Constraint(least=0))  # eta_W
     attention_learning_rate: float = constrained(rule=Constraint(least=0))  # eta_A
     penalty: float = constrained(0.0, Constraint(least=0))  # lambda: soft threshold eta_A lambda, sums of rows are free
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def threshold(self) -> float:

@@ -1,7 +1,5 @@
 """Training with records: states every few steps, with exact excess loss and overlaps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +12,8 @@ from manyheads.errors import UsageError
 from manyheads.theory.bigram.engines.generator import Seed
 from manyheads.theory.bigram.task import BigramTask
 from manyheads.theory.bigram.theorems.population import excess, measure_overlaps
+from manyheads.theory.bigram.training import rounding
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, descend, initial_state
-from manyheads.theory.bigram.training.rounding import (
-    find_support,
-    refit_scale,
-    round_attention,
-    sample_support,
-    share_of_support,
-)
 
 S = TypeVar("S")
 
@@ -89,7 +81,7 @@ def measure_distances(task: BigramTask, state: State) -> TaskDistances:
     return TaskDistances(
         float(mu @ ((state.value - task.centred) ** 2).sum(0)) ** 0.5,
         float(mu @ away) ** 0.5,
-        share_of_support(task, find_support(state.attention, task.sparsity)),
+        rounding.share_of_support(task, rounding.find_support(state.attention, task.sparsity)),
         excess(task, state.value, state.attention) / excess(task, *initial_state(task)),
     )
 
@@ -98,12 +90,12 @@ def measure_refitted(
     task: BigramTask, raw: State, samples: int, rng: np.random.Generator
 ) -> tuple[TaskDistances, TaskDistances, TaskDistances]:
     """Measure a state: raw, rounded, and rounded with its scale refitted to fresh samples."""
-    rounded = round_attention(raw, task.stationary)
-    seen = sample_support(rng, task, find_support(rounded.attention), samples)
-    fitted = refit_scale(rounded, task.stationary, seen)
+    rounded = rounding.round_attention(raw, task.stationary)
+    seen = rounding.sample_support(rng, task, rounding.find_support(rounded.attention), samples)
+    fitted = rounding.refit_scale(rounded, task.stationary, seen)
     return measure_distances(task, raw), measure_distances(task, rounded), measure_distances(task, fitted)
 
 
 def measure_rounded(task: BigramTask, state: State) -> TaskDistances:
     """Measure the distance of a state from its task after rounding."""
-    return measure_distances(task, round_attention(state, task.stationary))
+    return measure_distances(task, rounding.round_attention(state, task.stationary))

@@ -11,8 +11,6 @@ bigrams with linear transformers", NeurIPS 2024 (arXiv 2410.23438), as read from
 here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple

@@ -5,14 +5,12 @@ squared norms. An error of a factor changes the growth by its square root; the s
 only.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Literal
 
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, check_fields, constrained
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import BigramTask, typical_squared_norm
 from manyheads.theory.bigram.theorems.sample_complexity import attention_squared_norm
@@ -22,7 +20,7 @@ SWITCH = 8.0  # robust z-score; the largest of 10^6 normal ones is 5
 
 
 @dataclass(frozen=True)
-class FirstStage:
+class FirstStage(Constrained):
     r"""Stage one: learning rates from guesses of the squared norms, switch and budget.
 
     The growth per step is :math:`\eta = \kappa_2\,B K_P K_Q / T` and the learning rates are :math:`\eta/K_Q` for values
@@ -54,9 +52,6 @@ class FirstStage:
     switch: float = constrained(SWITCH, Constraint(above=5))  # the largest of 10^6 normal z-scores
     extra: float = constrained(1.0, Constraint(least=0, below=10))
     patience: float = constrained(4.0, Constraint(above=0))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def squared_norm(self, length: int) -> float:
         """Return the guess of K_Q in a context of this length."""
@@ -138,7 +133,7 @@ class TrainingSettings:
             )
 
     @classmethod
-    def for_task(cls, task: BigramTask) -> TrainingSettings:
+    def for_task(cls, task: BigramTask) -> "TrainingSettings":
         r"""Return default settings, from the task's vocabulary, length and sparsity alone.
 
         The largest weight of a row, 1/Q or more, reaches a z-score of :math:`\sqrt{2T/\kappa_2K_Q}/Q` on the plateau:

@@ -30,8 +30,6 @@ Source: Ren, Wang and Lee, "Learning and transferring sparse contextual bigrams 
 (arXiv 2410.23438), compare both by experiment. The scaled learning rate and the blow-up are derived here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice

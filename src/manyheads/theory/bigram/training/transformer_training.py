@@ -4,8 +4,6 @@ The context is followed by the query, whose output is the distribution of the ta
 cross-entropy, embeddings of tokens and positions included.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import equinox as eqx
@@ -14,11 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads.theory.bigram.task import BigramTask
-from manyheads.transformer.config import TransformerConfig
-from manyheads.transformer.inputs import TokenInput
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.shape import Shape
-from manyheads.transformer.transformer import Transformer, initialize
+from manyheads.transformer import Shape, TokenInput, Transformer, TransformerConfig, initialize, standard_scaling
 
 READ_OUT = 0.02  # std of the read-out at init: the first predictions are nearly uniform
 

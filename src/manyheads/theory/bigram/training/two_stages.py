@@ -19,8 +19,6 @@ Source: Ren, Wang and Lee, "Learning and transferring sparse contextual bigrams 
 the penalty, early stopping and the refit are derived here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

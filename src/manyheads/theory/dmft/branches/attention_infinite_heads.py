@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple, final
 import numpy as np
 from scipy.special import softmax
 
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import factor, fewest_heads, signed_normals, stein_response
 from manyheads.theory.dmft.problem import Problem
@@ -33,7 +33,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the logits over heads, which are
 
 @final
 @dataclass(frozen=True)
-class InfiniteHeadsAttention(Branch):
+class InfiniteHeadsAttention(Constrained, Branch):
     """Attention for infinitely many heads of key dimension N, sampled.
 
     `samples * key_dim` is at least 32 S P T. Time and memory grow like samples N (S P T)^2 and 12 samples N S P T
@@ -49,9 +49,6 @@ class InfiniteHeadsAttention(Branch):
     key_dim: int = constrained(rule=Constraint(least=1))  # N
     samples: int = constrained(1024, Constraint(least=4, multiple=4))  # heads
     logit_exponent: float = constrained(1.0, LOGIT_EXPONENT)  # alpha_A
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def sized(self, problem: Problem, samples: int | None, factor: int) -> "InfiniteHeadsAttention":
         """Return the branch with `factor` times the samples."""

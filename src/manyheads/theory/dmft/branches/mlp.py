@@ -13,7 +13,7 @@ from typing import ClassVar, final
 import numpy as np
 from scipy.special import erf
 
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import factor, fewest_neurons, matched_normals, stein_response
 from manyheads.theory.dmft.problem import Problem
@@ -39,16 +39,13 @@ ACTIVATIONS: MappingProxyType[str, tuple[Function, Function]] = MappingProxyType
 
 @final
 @dataclass(frozen=True)
-class InfiniteWidthMLP(Branch):
+class InfiniteWidthMLP(Constrained, Branch):
     """An MLP of infinite width, sampled."""
 
     sampled: ClassVar[bool] = True
 
     activation: str = constrained("gelu", Constraint(choices=tuple(ACTIVATIONS)))
     samples: int = 4096  # neurons that are sampled, at least 4 S P T
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def sized(self, problem: Problem, samples: int | None, factor: int) -> "InfiniteWidthMLP":
         """Return the branch with `factor` times the samples."""

@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 from jax import Array
 
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads._settings import double_precision
 from manyheads._trees import PyTree
 from manyheads.data.draws import draw_vectors
@@ -30,7 +30,7 @@ from manyheads.transformer.transformer import ACTIVATIONS
 
 
 @dataclass(frozen=True)
-class Network:
+class Network(Constrained):
     """The size of a network: key dimension N, heads H, and what its blocks are made of.
 
     Attributes
@@ -47,9 +47,6 @@ class Network:
     heads: int = constrained(rule=Constraint(least=1))
     logit_exponent: float = constrained(1.0, LOGIT_EXPONENT)
     activation: str | None = constrained(None, Constraint(choices=tuple(ACTIVATIONS)))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def width(self) -> int:

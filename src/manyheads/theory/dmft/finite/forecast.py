@@ -14,23 +14,19 @@ alone. Both are bands for the whole curve at once. (Derived here.)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
+from manyheads._extras import Figure, Float
 from manyheads._overview import Overview, Shown
 from manyheads.errors import CertificateError, UsageError, check_integer, check_rising
 from manyheads.statistics.intervals import check_level
 from manyheads.theory.dmft.branches.gaussian_fields import fewest_heads
 from manyheads.theory.dmft.finite.ensembles import Network, train_networks
 from manyheads.theory.dmft.options import Sampling
+from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.solutions import infinite_heads
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-    from matplotlib.figure import Figure
-
-    from manyheads.theory.dmft.problem import Problem
 
 Target = Literal["network", "mean"]
 MOST = 0.5  # std of log losses over the networks of the larger ensemble, up to which it is a small deviation

@@ -1,15 +1,11 @@
 """Problems for the limits from real data: few samples and tokens, so that they can be solved and trained many times."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from manyheads.data import load_digits, load_text
-from manyheads.data.characters import build_vocabulary
-from manyheads.data.digits import cut_patches, normalize, select_pair
+from manyheads.data import characters, digits, load_digits, load_text
 from manyheads.errors import UsageError
 from manyheads.theory.dmft.problem import Problem
 
@@ -21,13 +17,13 @@ def digits_problem(samples: int = 4, tests: int = 2, seed: int = 0, **fields: An
 
     `samples` images are in the loss, `tests` outside it; half of each digit where their number is even.
     """
-    pair = select_pair(load_digits(), 3, 5)
+    pair = digits.select_pair(load_digits(), 3, 5)
     if samples < 1 or tests < 0 or samples + tests > len(pair.labels):
         raise UsageError(f"samples={samples}, tests={tests}: from 1 and 0, together at most {len(pair.labels)}")
     order = np.random.default_rng(seed).permutation(len(pair.labels))
     sides = [order[pair.labels[order] == label] for label in (-1, 1)]
     chosen = np.array([sides[place % 2][place // 2] for place in range(samples + tests)])
-    patches = cut_patches(normalize(pair.images[chosen], np.float64), PATCH)
+    patches = digits.cut_patches(digits.normalize(pair.images[chosen], np.float64), PATCH)
     weights = np.where(np.arange(samples + tests) < samples, 1 / samples, 0.0)
     return Problem(_unit(patches), pair.labels[chosen].astype(np.float64), weights, **fields)
 
@@ -46,7 +42,7 @@ def text_problem(
     (12, True, 'cross-entropy', True)
     """
     words = load_text(text).content
-    symbols = build_vocabulary(words, vocabulary)
+    symbols = characters.build_vocabulary(words, vocabulary)
     tokens = symbols.encode(words)
     if min(samples, length) < 1 or len(tokens) - length < samples:
         raise UsageError(

@@ -15,8 +15,8 @@ converge like 1/L in steps of Euler, and Richardson's extrapolation 2 f(2L) - f(
 from dataclasses import dataclass, replace
 
 from manyheads.errors import UsageError, check_integer
+from manyheads.theory.dmft.dataset import Trajectory
 from manyheads.theory.dmft.problem import MOST, Problem
-from manyheads.theory.dmft.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

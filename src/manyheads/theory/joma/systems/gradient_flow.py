@@ -1,7 +1,5 @@
 """Gradient flow by Runge-Kutta steps, gradient flow by an adaptive integrator with events, and gradient descent."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ import optimistix
 from jaxtyping import Bool, Float, Int
 
 from manyheads._arrays import follows_caller
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import Constrained, Constraint, constrained
 from manyheads._trees import PyTree
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.joma.systems.layer import LayerParameters, Loss, forward, objective, token_weights, vector_field
@@ -39,18 +37,15 @@ class FlowTrajectory(eqx.Module):
 
 
 @dataclass(frozen=True)
-class FixedSteps:
+class FixedSteps(Constrained):
     """Fixed step length; `records` states are kept, `stride` steps of length `step` apart."""
 
     step: float = constrained(0.02, Constraint(above=0))
     stride: int = constrained(40, Constraint(least=1))
     records: int = constrained(50, Constraint(least=1))
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     @classmethod
-    def until(cls, horizon: float, step: float = 0.02, records: int = 50) -> FixedSteps:
+    def until(cls, horizon: float, step: float = 0.02, records: int = 50) -> "FixedSteps":
         """Choose steps no longer than `step` that end at `horizon`."""
         stride = max(1, math.ceil(horizon / (step * records) - 1e-9))
         return cls(horizon / (stride * records), stride, records)

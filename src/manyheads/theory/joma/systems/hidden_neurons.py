@@ -32,13 +32,9 @@ from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.data.draws import draw_integers
 from manyheads.errors import UsageError
 from manyheads.theory.joma.systems.token_hierarchy import HierarchyBatch, HierarchyShape, TokenHierarchy, draw_hierarchy
-from manyheads.transformer.config import TransformerConfig
-from manyheads.transformer.inputs import TokenInput
+from manyheads.transformer import Shape, TokenInput, Transformer, TransformerConfig, initialize, standard_scaling
 from manyheads.transformer.losses import cross_entropy
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import fit, with_weights
-from manyheads.transformer.transformer import Transformer, initialize
 
 
 @dataclass(frozen=True)

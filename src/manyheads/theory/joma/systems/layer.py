@@ -3,8 +3,6 @@
 `manyheads.theory.joma.systems.gradient_flow` integrates the field.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """Transformers of characters, and their statistics while they train on text: loss, attention entropy, stable ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -23,13 +21,9 @@ from manyheads.errors import UsageError
 from manyheads.spectra.levels import causal_entropy_level, expected_stable_rank
 from manyheads.spectra.traced_ranks import traced_stable_rank
 from manyheads.study.tables import record
-from manyheads.transformer.config import TransformerConfig
-from manyheads.transformer.inputs import TokenInput
+from manyheads.transformer import Shape, TokenInput, Transformer, TransformerConfig, initialize, standard_scaling
 from manyheads.transformer.losses import cross_entropy
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import Snapshot, Trained, train
-from manyheads.transformer.transformer import Transformer, initialize
 
 _adam = lru_cache(maxsize=4)(optax.adam)  # one object a learning rate, so that training compiles once
 HELD_OUT = 64  # windows of the validation text on which everything is measured

@@ -1,7 +1,5 @@
 """Variants of a small transformer on text: tokens, normalization, masked tokens, widths and heads, one change each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,10 +16,8 @@ from manyheads.data import TextWindows
 from manyheads.data.characters import read_characters, read_words
 from manyheads.spectra.traced_ranks import traced_stable_rank
 from manyheads.theory.joma.text.record import character_config, held_out_starts
-from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer import Shape, Transformer, TransformerConfig
 from manyheads.transformer.losses import cross_entropy
-from manyheads.transformer.shape import Shape
-from manyheads.transformer.transformer import Transformer
 
 Batch = tuple[Int[Array, "batch length"], Int[Array, "batch length"], Bool[Array, "batch length"]]
 MASKED = 0.15  # share of the tokens that an encoder is asked for

@@ -25,8 +25,6 @@ Derived here. The count is that of conservation laws by the Lie algebra of the g
 Gribonval, Peyré, "Abide by the Law and Follow the Flow", NeurIPS 2023 (arXiv 2307.00144).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import equinox as eqx

@@ -15,8 +15,6 @@ single sample, and from it the fluctuations of SGD about the flow (`linear_noise
 Tian et al. (2023), JoMA: Demystifying multilayer transformers via joint dynamics of MLP and attention, theorem 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias

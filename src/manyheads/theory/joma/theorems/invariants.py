@@ -24,8 +24,6 @@ rates, T = 1 and no decay. The sum over queries that share their weights, the fa
 sum of the softmax logits and the exact softmax identity are derived here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import jax

@@ -14,8 +14,6 @@ Tian et al. (2023), JoMA: Demystifying multilayer transformers via joint dynamic
 message passing: Pearl (1982), Reverend Bayes on inference engines.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -18,20 +18,15 @@ attention and equal standard deviations of one with probability :math:`\Delta_2/
 with :math:`1 - (1 - p)^n`. Derived here from theorem 2.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import ArrayLike, Float, Int
 from scipy.special import ndtr
 from scipy.stats import norm
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float, Int
 
 ATTENTIONS = ("aligned", "uniform")
 GRID = np.linspace(-9.0, 9.0, 36_001)  # standard normal numbers, for quadrature

@@ -27,8 +27,6 @@ the direction of the query, for any embeddings, more tokens than dimensions incl
 Derived here; the paper assumes orthonormal embeddings and reports measured cosines (its reply to reviewers).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import equinox as eqx

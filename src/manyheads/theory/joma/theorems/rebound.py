@@ -26,8 +26,6 @@ Tian et al. (2023), JoMA: Demystifying multilayer transformers via joint dynamic
 figure 4.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

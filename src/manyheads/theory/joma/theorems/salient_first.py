@@ -19,24 +19,20 @@ constants; the exact time, the offset, the other rate laws, and the condition fo
 Tian et al. (2023), JoMA: Demystifying multilayer transformers via joint dynamics of MLP and attention, theorem 4.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import CertificateError, UsageError
 
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
-
-    Given = Float[ArrayLike, "*shape"]
-    Values = Float[np.ndarray, "*shape"]
+Given = Float[ArrayLike, "*shape"]
+Values = Float[np.ndarray, "*shape"]
 
 LARGEST = 25.0  # exp(25²/2) is 5e135: beyond, rates of regression, exp(mu²) and more, leave double precision
 ORDER = 16  # Gauss-Legendre points of a panel

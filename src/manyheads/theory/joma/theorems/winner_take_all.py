@@ -24,19 +24,14 @@ of the other weights, the sharpness, the scale :math:`\sqrt{s/2}` and the soluti
 here.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import ArrayLike, Float
 from scipy.special import erf, erfinv
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
 
 
 @takes_arrays

@@ -11,8 +11,6 @@ noise that a step leaves in the weights. The squared norm outside the features, 
 -2 tau (B + lambda) (q - sum_k Q_k^2) + tau^2 D with D >= 0, so it never becomes negative.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

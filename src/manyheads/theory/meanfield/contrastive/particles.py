@@ -10,8 +10,6 @@ two moments close, which is the ODE of the overlaps; for another penalty, such a
 distribution of (u, w) is simulated here by N particles and Euler-Maruyama steps.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

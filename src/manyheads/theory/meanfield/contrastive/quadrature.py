@@ -19,8 +19,6 @@ Three steps keep the integral small, smooth and free of second derivatives [deri
   derivatives, and with one and the same B in both equations of the ODE the discrete system keeps sum_k Q_k^2 <= q.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -64,7 +62,7 @@ class Nodes:
         check_integers(self, "mean", "negative", least=4)
         check_integers(self, "difference")
 
-    def finer(self) -> Nodes:
+    def finer(self) -> "Nodes":
         """Return one and a half times as many of each."""
         return Nodes(*(math.ceil(1.5 * count) for count in dataclasses.astuple(self)))
 

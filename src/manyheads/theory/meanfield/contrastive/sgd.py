@@ -14,8 +14,6 @@ coordinates of variance g^T R g. Nothing is approximated, and a step costs the s
 the weights, for penalties other than weight decay; given y, a step needs one Gaussian vector, not three.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

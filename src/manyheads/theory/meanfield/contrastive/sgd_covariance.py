@@ -13,8 +13,6 @@ P = 1 - Q Q^T/q, Sigma is the covariance over samples of the changes n (Q' - Q) 
 where xi, the noise along the features that the outputs do not determine, has mean 0 and covariance P H given them.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

@@ -7,8 +7,6 @@ At Q = 0 the linearized ODE is diagonal in the features [derived here]: feature 
 with the noise alone in the expectations. Of the distribution of a feature only E c_k^2 enters, for every smooth loss.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +17,7 @@ from scipy.optimize import brentq
 from manyheads._arrays import check_times, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError
-from manyheads.theory.meanfield.contrastive.ode import (
-    check_agreement,
-    check_norm,
-    check_state,
-    integrate_overlaps,
-    jacobians,
-    vector_field,
-)
+from manyheads.theory.meanfield.contrastive import ode
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask
 
@@ -100,14 +91,14 @@ def stationary_states(
         sized = [(axis, size) for axis in (*np.eye(count), np.ones(count)) for size in (0.5, 0.9)]
         given = np.array([(*(size * axis), size**2 * (axis @ axis) + 0.1) for axis, size in sized])
     else:
-        given = check_state(task, starts)
+        given = ode.check_state(task, starts)
     zero = [(*([0.0] * count), norm) for norm in norms_without_features(task, nodes)]
     coarse = _unique_states(_newton(task, np.concatenate([given, np.array(zero).reshape(-1, given.shape[-1])]), nodes))
     if not len(coarse):
         return ()
     found = _newton(task, coarse, nodes.finer())
-    check_agreement(np.abs(found - coarse).max(), AGREEMENT, nodes)
-    check_norm(found)
+    ode.check_agreement(np.abs(found - coarse).max(), AGREEMENT, nodes)
+    ode.check_norm(found)
     values = eigenvalues(task, found, nodes.finer())
     states = [
         StationaryState(tuple(row[:-1].tolist()), float(row[-1]), tuple(spectrum.tolist()))
@@ -127,7 +118,7 @@ def norms_without_features(task: ContrastiveTask, nodes: Nodes | None = None) ->
 
     def growth(norms: np.ndarray) -> np.ndarray:
         states = np.concatenate([np.zeros((len(norms), size)), norms[:, None]], 1)
-        return vector_field(task.loss, nodes, parameters, states)[:, -1]
+        return ode.vector_field(task.loss, nodes, parameters, states)[:, -1]
 
     with double_precision():
         parameters = task.parameters()
@@ -155,7 +146,7 @@ def eigenvalues(
 ) -> np.ndarray:
     """Return the eigenvalues of the Jacobian at several states, largest real part first: complex (states, p + 1)."""
     with double_precision():
-        matrices = jacobians(task.loss, nodes or Nodes(), task.parameters(), check_state(task, states))
+        matrices = ode.jacobians(task.loss, nodes or Nodes(), task.parameters(), ode.check_state(task, states))
     values = np.linalg.eigvals(matrices).astype(complex)
     return np.take_along_axis(values, np.argsort(-values.real, axis=-1, kind="stable"), -1)
 
@@ -169,7 +160,7 @@ def growth_rates(
     A feature with Q_k = 0 is decoupled to first order from the others and from the norm, by its sign symmetry.
     """
     with double_precision():
-        found = jacobians(task.loss, nodes or Nodes(), task.parameters(), check_state(task, state)[None])
+        found = ode.jacobians(task.loss, nodes or Nodes(), task.parameters(), ode.check_state(task, state)[None])
     return np.diagonal(found[0])[:-1].copy()
 
 
@@ -189,13 +180,13 @@ def find_basins(
     node counts disagree about the derivatives of the final states.
     """
     nodes = nodes or Nodes()
-    start = check_state(task, states)
-    end = integrate_overlaps(task, start, check_times([horizon], "horizon"), nodes)[0]
-    check_norm(end)
+    start = ode.check_state(task, states)
+    end = ode.integrate_overlaps(task, start, check_times([horizon], "horizon"), nodes)[0]
+    ode.check_norm(end)
     with double_precision():
         flat, parameters = end.reshape(-1, end.shape[-1]), task.parameters()
-        slopes, finer = (vector_field(task.loss, one, parameters, flat) for one in (nodes, nodes.finer()))
-    check_agreement(np.abs(slopes - finer).max(), AGREEMENT, nodes)
+        slopes, finer = (ode.vector_field(task.loss, one, parameters, flat) for one in (nodes, nodes.finer()))
+    ode.check_agreement(np.abs(slopes - finer).max(), AGREEMENT, nodes)
     sizes = np.abs(end[..., :-1])
     learned = sizes.max(-1) > 0.1 * np.sqrt(np.maximum(end[..., -1], 0)) + 1e-6
     return np.where(learned, sizes.argmax(-1), -1)
@@ -241,12 +232,12 @@ def _newton(task: ContrastiveTask, states: np.ndarray, nodes: Nodes) -> np.ndarr
     with double_precision():
         parameters = task.parameters()
         for _ in range(ITERATIONS):
-            slopes = vector_field(task.loss, nodes, parameters, states[moving])
+            slopes = ode.vector_field(task.loss, nodes, parameters, states[moving])
             going = ~(np.abs(slopes).max(-1) <= RESIDUAL)
             moving[moving] = going
             if not going.any():
                 break
-            matrices = jacobians(task.loss, nodes, parameters, states[moving])
+            matrices = ode.jacobians(task.loss, nodes, parameters, states[moving])
             steps = -(np.linalg.pinv(matrices) @ slopes[going, :, None])[..., 0]
             lengths = np.linalg.norm(steps, axis=-1, keepdims=True)
             states[moving] += steps * np.minimum(1.0, STEP / np.maximum(lengths, 1e-300))

@@ -13,8 +13,6 @@ s0 is the noise that both views share, ea that of the augmentation, rho its corr
 outputs y_s = w.x_s / sqrt n. The loss and its parameters are chosen here: the publication's own were not available.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -147,7 +145,7 @@ class ContrastiveTask:
         """R_01, the covariance of the noise of anchor and positive view."""
         return self.shared_std**2 + self.correlation * self.augmentation_std**2
 
-    def parameters(self) -> TaskParameters:
+    def parameters(self) -> "TaskParameters":
         """Return the numbers of the task as arrays, for compiled programs."""
         combinations = list(itertools.product(*(zip(f.values, f.probabilities, strict=True) for f in self.features)))
         values = np.array([[value for value, _ in row] for row in combinations])

@@ -6,14 +6,12 @@ eps = 0 nothing drives the map, and an orbit has any period.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from manyheads._extras import Int, Shaped
 from manyheads.theory.meanfield.hopfield.lyapunov import LyapunovSpectrum
-
-if TYPE_CHECKING:
-    from jaxtyping import Int, Shaped
 
 TOLERANCE = 1e-8  # largest difference of overlaps that recur
 KINDS = ("fixed point", "locked", "quasi-periodic", "chaotic", "unresolved")

@@ -9,22 +9,18 @@ independent systems.
     m^a = (1 - eps) sum_k pi_k W^a_k mu_k + eps <W^a p>,     A = softmax(gamma / sqrt(M) m^q . keys) . values
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_floats
+from manyheads._extras import jax
 from manyheads._namespaces import Array
 from manyheads.errors import ShapeError, UsageError
-
-if TYPE_CHECKING:
-    from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-
+from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
 
 Result = TypeVar("Result")
 
@@ -133,6 +129,4 @@ def fill_window(weights: Weights, state: State, sweep: Sweep) -> tuple[State, li
 @functools.cache
 def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
     """Return a function, compiled for each value of its first argument; JAX is imported when it is first called."""
-    import jax
-
     return jax.jit(function, static_argnums=0)

@@ -14,11 +14,12 @@ one attractor as long as it exists. Where scans up and down differ, several attr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from manyheads._arrays import as_floats, takes_arrays
+from manyheads._extras import ArrayLike, Float, jax, jnp
 from manyheads._namespaces import Array
 from manyheads._settings import double_precision
 from manyheads._trees import PyTree
@@ -37,9 +38,6 @@ from manyheads.theory.meanfield.hopfield.dynamics import (
 )
 from manyheads.theory.meanfield.hopfield.mean_field import run_period
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
 
 BLOCKS = 10  # of the measured steps; their scatter is the standard error
 CHUNK = 500  # systems at a time: their states fit into the cache
@@ -179,7 +177,6 @@ def bifurcation_scan(
 
 def _scan(recorded: int, weights: Weights, state: State, tangents: Any, betas: Any, gain: Any, lengths: Any) -> Any:
     """Visit temperatures one after the other; return logarithms and overlaps at each. Traced by JAX."""
-    import jax
 
     def visit(state: State, beta: Array) -> tuple[State, tuple[Array, Array]]:
         state, logs, overlaps = run_orbits(recorded, weights, state, tangents, beta[None], gain, *lengths)
@@ -217,9 +214,6 @@ def run_orbits(
 
     Returned are the state, logarithms (BLOCKS, exponents, B) in nats per step, and overlaps (recorded L, M, B).
     """
-    import jax
-    import jax.numpy as jnp
-
     context, features = weights.positions.shape[:1] + weights.output.shape[:1]
 
     def measured_step(carry: PyTree, position: Array) -> tuple[PyTree, None]:
@@ -262,8 +256,6 @@ def orthonormalize(vectors: Array) -> tuple[Array, Array]:
 
     For a few short vectors and many systems this is far cheaper than a QR decomposition of each system.
     """
-    import jax.numpy as jnp
-
     done: list[Array] = []
     logs = []
     for vector in vectors:

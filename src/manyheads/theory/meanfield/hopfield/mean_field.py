@@ -15,29 +15,15 @@ pair correlations for M <= 2, and products of three output weights from M = 3 on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._extras import ArrayLike, Float, jax
 from manyheads._namespaces import Array
 from manyheads._settings import double_precision
 from manyheads.errors import check_integer
-from manyheads.theory.meanfield.hopfield.dynamics import (
-    State,
-    Weights,
-    compiled,
-    fill_window,
-    first_state,
-    read_initial,
-    read_sweep,
-    read_weights,
-    step,
-)
+from manyheads.theory.meanfield.hopfield import dynamics
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
 
 
 @takes_arrays
@@ -75,25 +61,25 @@ def mean_field_trajectory(
     (2, 50, 3)
     """
     steps = check_integer("steps", steps)
-    sweep, weights = read_sweep(network, beta, gain), read_weights(network)
-    state, begun = fill_window(weights, first_state(weights, read_initial(network, initial, sweep.shape), sweep), sweep)
+    sweep, weights = dynamics.read_sweep(network, beta, gain), dynamics.read_weights(network)
+    state, begun = dynamics.fill_window(
+        weights, dynamics.first_state(weights, dynamics.read_initial(network, initial, sweep.shape), sweep), sweep
+    )
     periods = -(-steps // network.context)
     with double_precision():
-        rest = np.asarray(compiled(_record)(periods, weights, state, sweep.beta, sweep.gain))
+        rest = np.asarray(dynamics.compiled(_record)(periods, weights, state, sweep.beta, sweep.gain))
     overlaps = np.concatenate([np.reshape(begun, (-1, *rest.shape[1:])), rest])[:steps]  # (step, M, B)
     return np.moveaxis(overlaps, 2, 0).reshape(*sweep.shape, steps, network.features)
 
 
-def run_period(weights: Weights, state: State, beta: Array, gain: Array) -> tuple[State, Array]:
+def run_period(
+    weights: dynamics.Weights, state: dynamics.State, beta: Array, gain: Array
+) -> tuple[dynamics.State, Array]:
     """Take L steps, from position 0; return the state and the overlaps of the L tokens, (L, M, B). Traced by JAX."""
-    import jax
-
-    return jax.lax.scan(lambda state, place: step(weights, place, state, beta, gain), state, weights.positions)
+    return jax.lax.scan(lambda state, place: dynamics.step(weights, place, state, beta, gain), state, weights.positions)
 
 
-def _record(periods: int, weights: Weights, state: State, beta: Array, gain: Array) -> Array:
+def _record(periods: int, weights: dynamics.Weights, state: dynamics.State, beta: Array, gain: Array) -> Array:
     """Return the overlaps of so many periods. Traced by JAX."""
-    import jax
-
     _, overlaps = jax.lax.scan(lambda state, _: run_period(weights, state, beta, gain), state, None, length=periods)
     return overlaps.reshape(-1, *overlaps.shape[2:])

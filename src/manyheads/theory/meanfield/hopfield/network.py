@@ -14,17 +14,15 @@ neurons of type k every mean over neurons is sum_k pi_k (.), which holds for fin
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from manyheads._arrays import as_floats, check_generator
 from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._extras import Float
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError, check_integer
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 Correlations = Literal["limit", "quenched"]
 

@@ -14,24 +14,13 @@ and linear response are derived here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from manyheads._arrays import as_integers, check_generator, takes_arrays
+from manyheads._extras import ArrayLike, Float, Int
 from manyheads.errors import ShapeError, UsageError, check_integer
-from manyheads.theory.meanfield.hopfield.dynamics import (
-    append_token,
-    first_state,
-    mean_spins,
-    read_initial,
-    read_sweep,
-    read_weights,
-)
+from manyheads.theory.meanfield.hopfield import dynamics
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float, Int
 
 IMAGINARY = 1e-30  # step of the derivative: along the imaginary axis nothing cancels, so it is exact to rounding
 
@@ -78,7 +67,7 @@ def simulate_network(
     sizes = as_integers(neurons, "neurons")
     if (sizes < 1).any():
         raise UsageError("neurons: expected integers of at least 1")
-    sweep, weights = read_sweep(network, beta, gain), read_weights(network)
+    sweep, weights = dynamics.read_sweep(network, beta, gain), dynamics.read_weights(network)
     try:
         shape = np.broadcast_shapes(sweep.shape, sizes.shape)
     except ValueError as error:
@@ -87,14 +76,14 @@ def simulate_network(
     sweep = sweep._replace(beta=spread[0], gain=spread[1], shape=shape)
     known = {int(size): network.counts(int(size)) for size in np.unique(sizes)}
     counts = np.stack([known[int(size)] for size in np.broadcast_to(sizes, shape).ravel()], axis=1)  # (C, B)
-    state = first_state(weights, read_initial(network, initial), sweep)
+    state = dynamics.first_state(weights, dynamics.read_initial(network, initial), sweep)
     overlaps = np.empty((steps, network.features, sweep.beta.size))
     for place in range(steps):
-        chance = (1 + mean_spins(weights, state.attended, sweep.beta)) / 2
+        chance = (1 + dynamics.mean_spins(weights, state.attended, sweep.beta)) / 2
         spins = 2 * rng.binomial(counts, np.clip(chance, 0, 1)) / np.maximum(counts, 1) - 1
         overlaps[place] = weights.overlap @ spins
         position = weights.positions[(place + 1) % network.context]
-        state = append_token(weights, position, state.keys, state.values, spins, sweep.gain)
+        state = dynamics.append_token(weights, position, state.keys, state.values, spins, sweep.gain)
     return np.moveaxis(overlaps, 2, 0).reshape(*shape, steps, network.features)
 
 
@@ -106,17 +95,17 @@ def overlap_fluctuations(
 
     The network, its start and the overlaps are those of `simulate_network`.
     """
-    steps, weights = check_integer("steps", steps), read_weights(network)
+    steps, weights = check_integer("steps", steps), dynamics.read_weights(network)
     kicks = np.eye(steps * network.types).reshape(steps, network.types, -1)  # one system for each time and type
-    sweep = read_sweep(network, np.full(kicks.shape[2], float(beta)), None)
-    state = first_state(weights, read_initial(network, initial), sweep)
+    sweep = dynamics.read_sweep(network, np.full(kicks.shape[2], float(beta)), None)
+    state = dynamics.first_state(weights, dynamics.read_initial(network, initial), sweep)
     shares = np.where(network.fractions > 0, network.fractions, np.inf)
     overlaps, noise = np.empty((steps, network.features, kicks.shape[2])), np.empty((steps, network.types))
     for place in range(steps):
-        means = mean_spins(weights, state.attended, sweep.beta)
+        means = dynamics.mean_spins(weights, state.attended, sweep.beta)
         noise[place] = (1 - means[:, 0].real ** 2) / shares
         kicked = means + 1j * IMAGINARY * kicks[place]
         overlaps[place] = (weights.overlap @ kicked).imag / IMAGINARY
         position = weights.positions[(place + 1) % network.context]
-        state = append_token(weights, position, state.keys, state.values, kicked, sweep.gain)
+        state = dynamics.append_token(weights, position, state.keys, state.values, kicked, sweep.gain)
     return np.sqrt((overlaps**2 * noise.ravel()).sum(2))

@@ -22,8 +22,6 @@ that falls as :math:`n^{-1/2}`.
 Derived here; the paper (Kim and Suzuki, arXiv 2402.01258) has no such example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,9 +34,7 @@ from manyheads._arrays import check_times
 from manyheads._constraints import Constraint
 from manyheads._settings import double_precision
 from manyheads.errors import UsageError, check_integer
-from manyheads.theory.meanfield.incontext.gradient_flow import integrate
-from manyheads.theory.meanfield.incontext.prompt_length import Moments, check_condition, joint_loss, reduced_loss
-from manyheads.theory.meanfield.incontext.task import as_matrix
+from manyheads.theory.meanfield.incontext import gradient_flow, prompt_length, task
 
 TARGET, FOREIGN = 2, 1  # degrees
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -89,17 +85,17 @@ def circle_coefficient(degree: int, activation: str) -> float:
     return found
 
 
-def circle_moments(state: CircleState) -> Moments:
+def circle_moments(state: CircleState) -> prompt_length.Moments:
     """Return the second moments of h = H f + G g; the targets have a constant norm, so A = 2 S."""
     square = state.signal @ state.signal.T + state.foreign @ state.foreign.T
-    return Moments(square, state.signal.T, 2.0 * square, jnp.asarray(2.0))
+    return prompt_length.Moments(square, state.signal.T, 2.0 * square, jnp.asarray(2.0))
 
 
 def circle_loss(state: CircleState, length: Float[ArrayLike, ""] | None = None) -> Float[Array, ""]:
     """Return the loss of a state in `jax.numpy`: at its own attention, or at the best where it has none."""
     if state.attention is None:
-        return reduced_loss(circle_moments(state), length)
-    return joint_loss(circle_moments(state), state.attention, length)
+        return prompt_length.reduced_loss(circle_moments(state), length)
+    return prompt_length.joint_loss(circle_moments(state), state.attention, length)
 
 
 def _derivative(state: CircleState, args: tuple[CircleState, Array]) -> CircleState:
@@ -128,20 +124,20 @@ def circle_flow(
     is `attention_speed`, None for instantaneous attention. Prompts have `length` pairs, None for infinitely many.
     `tolerance` is the relative error of a step; the absolute one is a thousandth of it.
     """
-    start = as_matrix(signal, "signal", (2, 2)), as_matrix(foreign, "foreign", (2, 2))
+    start = task.as_matrix(signal, "signal", (2, 2)), task.as_matrix(foreign, "foreign", (2, 2))
     Constraint(above=0).kept("attention_speed", attention_speed, "float | None")
     times = check_times(times)
     length = None if length is None else check_integer("length", length)
     kappa = [circle_coefficient(degree, activation) ** 2 for degree in (TARGET, FOREIGN)]
     square = start[0] @ start[0].T + start[1] @ start[1].T
-    check_condition(square, "the representation")
+    prompt_length.check_condition(square, "the representation")
     with double_precision():
         slow = attention_speed is not None
         attention = jnp.linalg.inv(jnp.asarray(square)) if slow else None
         state = CircleState(*jax.tree.map(jnp.asarray, (*start, attention)))
         rates = CircleState(*jax.tree.map(jnp.asarray, (*kappa, attention_speed)))
         args = rates, None if length is None else jnp.asarray(float(length))
-        (loss, states), _ = integrate(_derivative, _observe, state, args, times, tolerance, stiff=slow)
+        (loss, states), _ = gradient_flow.integrate(_derivative, _observe, state, args, times, tolerance, stiff=slow)
     return CircleTrajectory(times, loss, *states)
 
 

@@ -1,17 +1,11 @@
 """Crossings of levels by a recorded curve: escape times, half times, and the drops and plateaus of a loss."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
+from jaxtyping import ArrayLike, Float
 from scipy.signal import find_peaks
 
 from manyheads._arrays import as_floats
 from manyheads.errors import ShapeError
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
 
 SMALLEST_FALL = 0.02  # of the initial loss: below it nothing has been learned
 

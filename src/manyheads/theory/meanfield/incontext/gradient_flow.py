@@ -1,7 +1,5 @@
 """Gradient flow: SciPy's adaptive integrators, explicit or implicit, and Runge-Kutta steps of fixed size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -23,8 +23,6 @@ with :math:`c = \operatorname{Var}f(\theta; X)` and b = 0 exactly for the logit 
 falls faster than :math:`H^{-1/2}`, and the two parts have to be measured apart. Derived here.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 
@@ -54,7 +52,7 @@ class HeadParticles(NamedTuple):
     matrix: Float[Array, "*system head dim dim"]
 
     @classmethod
-    def of(cls, points: Float[ArrayLike, "*system head parameter"]) -> HeadParticles:
+    def of(cls, points: Float[ArrayLike, "*system head parameter"]) -> "HeadParticles":
         """Split points, standard normal ones for the initial weights."""
         points = jnp.asarray(points)
         return cls(points[..., 0], points[..., 1:].reshape(*points.shape[:-1], DIM, DIM))

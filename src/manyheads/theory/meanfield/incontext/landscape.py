@@ -23,8 +23,6 @@ Source: Kim and Suzuki, ICML 2024 (arXiv 2402.01258), from its abstract and stat
 :math:`E|h|^2` in the place of :math:`k R_1^2` are derived here.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import NamedTuple
 

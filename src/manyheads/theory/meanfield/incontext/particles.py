@@ -15,8 +15,6 @@ With w frozen everything happens on the nodes: :math:`h' = K_N q'`, with the ker
 The two-timescale flow is that of Kim and Suzuki (arXiv 2402.01258); its form on nodes is derived here.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple, get_args
 
 import equinox as eqx

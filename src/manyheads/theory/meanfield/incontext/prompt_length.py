@@ -24,8 +24,6 @@ The paper (Kim and Suzuki, arXiv 2402.01258) states :math:`|L_n - L| \lesssim \s
 derived here.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 
@@ -54,7 +52,7 @@ class Moments(NamedTuple):
     @classmethod
     def of(
         cls, h: Float[Array, "nodes k"], targets: Float[Array, "nodes k"], label_noise: Float[ArrayLike, ""] = 0.0
-    ) -> Moments:
+    ) -> "Moments":
         """Average over the nodes."""
         squares = (targets**2).sum(1)
         weights = (squares + label_noise)[:, None]

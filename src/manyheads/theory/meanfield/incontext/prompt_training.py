@@ -21,8 +21,6 @@ the first term from the second layer, the second one from the first layer, up to
 of different features and components. Derived here; the model is that of Kim and Suzuki (arXiv 2402.01258).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax
@@ -222,7 +220,7 @@ class _Problem(FlowProblem):
     @classmethod
     def of(
         cls, task: FeatureTask, length: int, speed: float, activation: str, dtype: DTypeLike = np.float64
-    ) -> _Problem:
+    ) -> "_Problem":
         """Collect, and refuse a speed that is not positive."""
         Constraint(above=0).kept("attention_speed", speed, "float")
         pairs = float(check_integer("length", length))

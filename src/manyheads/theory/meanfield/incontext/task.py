@@ -7,22 +7,17 @@ covariance :math:`\Sigma_v` of the tasks is the case of the features :math:`\Sig
 Source: Kim and Suzuki, ICML 2024 (arXiv 2402.01258); the normalization and the task on the circle are derived here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import ArrayLike, Float
 from scipy.stats import norm, qmc
 
 from manyheads._arrays import as_floats, check_generator
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError, check_integer
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
 
 
 def as_matrix(

@@ -8,8 +8,6 @@ It is positive where a classifier that is linear in the pixels is right. When an
 for which it is classified wrongly.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import equinox as eqx
@@ -23,10 +21,8 @@ from manyheads.data.digits import cut_patches, normalize
 from manyheads.data.draws import draw_integers
 from manyheads.errors import ShapeError
 from manyheads.theory.joma.text.variants import layer_statistics
-from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer import Shape, Transformer, TransformerConfig
 from manyheads.transformer.inputs import PatchInput
-from manyheads.transformer.shape import Shape
-from manyheads.transformer.transformer import Transformer
 
 CLASSES, PATCH = 10, 2  # digits; side of a patch, 16 of which make an image
 

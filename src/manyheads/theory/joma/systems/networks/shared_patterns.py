@@ -6,8 +6,6 @@ sooner. For transformers the flat counterpart of a hierarchy gives each label as
 only the latents that labels share are gone.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import equinox as eqx
@@ -58,7 +56,7 @@ class LeafSource(eqx.Module):
     size: int = eqx.field(static=True, default=64)
 
     @classmethod
-    def of(cls, reached: Bool[Array, "labels leaves"], keep: float, places: int) -> LeafSource:
+    def of(cls, reached: Bool[Array, "labels leaves"], keep: float, places: int) -> "LeafSource":
         """Wrap the leaves of each label as a hierarchy of one level."""
         labels, leaves = reached.shape
         return cls(TokenHierarchy((reached,), HierarchyShape((labels,), places, leaves, keep)))

@@ -5,8 +5,6 @@ neuron is :math:`h_{kl} = v_{kl} e^{z_{kl}}`. With a constant gain the loss is :
 (theorem 2); with a shared one it is :math:`\frac12 (y - \sum_k (h_{kl} - h_{kl}(0)))^2`, for one token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple

@@ -9,8 +9,6 @@ The entries of the value and key-query matrices that mix inputs with labels are 
 w → -w zero is where the population gradient leaves them if they start there.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -48,8 +48,6 @@ single drop of white inputs. The prediction from random initial weights, the mat
 initial size and the reduced equation for any spectrum are derived here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,11 +162,11 @@ class _Plateau:
     even: np.ndarray
     odd: np.ndarray
 
-    def moved(self, tau: np.ndarray, value: np.ndarray, growth: np.ndarray) -> _Plateau:
+    def moved(self, tau: np.ndarray, value: np.ndarray, growth: np.ndarray) -> "_Plateau":
         factor = np.exp(growth * tau[:, None])
         return _Plateau(self.heads, value, self.even * factor, self.odd / factor)
 
-    def without(self, head: int) -> _Plateau:
+    def without(self, head: int) -> "_Plateau":
         return _Plateau(*(np.delete(part, head, axis=0) for part in (self.heads, self.value, self.even, self.odd)))
 
     def amplitude(self, head: int) -> np.ndarray:

@@ -20,8 +20,6 @@ Source: Zhang, Singh, Latham, Saxe, "Training Dynamics of In-Context Learning in
 the formulas are derived here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,7 +106,7 @@ class InContextRegression:
         return (self.spectrum.sum() - np.concatenate([[0.0], np.cumsum(gains)])) / 2
 
     @follows_caller
-    def loss(self, circuit: Float[Array, "... dim dim"]) -> Float[Array, ...]:
+    def loss(self, circuit: Float[Array, "... dim dim"]) -> Float[Array, "..."]:
         """Compute the population loss of circuits U; traceable."""
         covariance, moment = jnp.asarray(self.spectrum), jnp.asarray(self.second_moment)
         known = jnp.einsum("...dd,d->...", circuit, covariance**2)
