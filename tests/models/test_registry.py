@@ -24,11 +24,15 @@ GIVEN = {
     "reformer": {"is_decoder": True}, "hunyuan_v1_dense": {"head_dim": 128}, "ministral": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128}, "lfm2": {"layer_types": ["full_attention", "conv"] * 16}, "lfm2_moe": {"layer_types": ["full_attention", "conv"] * 16},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2},
-    "deepseek_v2": {"num_experts_per_tok": 2}, "glm4_moe": {"head_dim": 128}, "glm4v_moe_text": {"head_dim": 128},
+    "deepseek_v2": {"num_experts_per_tok": 2}, "glm4_moe": {"head_dim": 128}, "nemotron": {"head_dim": 128}, "glm4v_moe_text": {"head_dim": 128},
     "qwen3_omni_moe_text": {"head_dim": 128},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 30},
 }  # fmt: skip
 """What the default configuration of a type lacks to build a model."""
+UNBUILT = frozenset(
+    ["cohere_compass_text", "cohere_compass", "dbrx", "gemma4_assistant", "gemma4_unified_assistant", "marian", "qwen4_exp", "qwen4_exp_text", "chameleon", "hunyuan_vl", "emu3", "mllama", "musicgen", "musicgen_melody", "blip", "deepseek_ocr2", "diffusion_gemma", "ernie4_5_vl_moe", "evolla", "granite4_vision", "kosmos-2", "kosmos-2.5", "paddleocr_vl", "pix2struct", "pp_formulanet", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "step3p7", "t5gemma2", "unlimited_ocr"]
+)
+"""Types whose default configuration is none of a model, and those whose text part has no class in the Auto registry."""
 
 
 def registry():
@@ -46,6 +50,20 @@ def default(name):
         return transformers.CONFIG_MAPPING[name](**GIVEN.get(name, {}))
     except Exception:  # defaults that their own class refuses, or of a package that is absent
         return None
+
+
+def after_pinned():
+    """Tell whether the installed transformers is newer than the pinned one."""
+    import transformers
+
+    return tuple(map(int, transformers.__version__.split(".")[:2])) > PINNED
+
+
+def is_pinned():
+    """Tell whether the installed transformers is of the pinned version."""
+    import transformers
+
+    return transformers.__version__.startswith("{}.{}.".format(*PINNED))
 
 
 def text_type(name):
@@ -75,7 +93,7 @@ def test_every_type_has_a_table_or_a_reason():
     known = FAMILIES.keys() | UNSUPPORTED.keys()
     missing = [name for name in causal if name not in known and text_type(name) not in known]
     missing += [name for name in wrappers if name not in known and text_type(name) not in known]
-    if missing and tuple(map(int, transformers.__version__.split(".")[:2])) > PINNED:
+    if missing and after_pinned():
         pytest.skip(f"transformers {transformers.__version__} has types without a table or a reason: {missing}")
     assert not missing
     assert len(causal) > 150
@@ -85,7 +103,7 @@ def test_types_that_are_named_exist():
     """In the pinned version; what a table names and transformers does not know is a misprint."""
     import transformers
 
-    if tuple(map(int, transformers.__version__.split(".")[:2])) != PINNED:
+    if not is_pinned():
         pytest.skip(f"the names are those of transformers {PINNED}")
     assert not [name for name in (*FAMILIES, *UNSUPPORTED) if name not in transformers.CONFIG_MAPPING]
 
@@ -130,6 +148,8 @@ def test_defaults_are_those_of_transformers(family):
     given = GIVEN.get(family, {})
     ours = count_parameters({"model_type": family, **given})
     theirs = count_parameters({**config.to_dict(), "model_type": family, "architectures": None})
+    if ours.total != theirs.total and not is_pinned():
+        pytest.skip("the defaults of this version differ from those of the pinned one")
     assert ours.total == theirs.total
     assert ours.matrix == theirs.matrix
     ours, theirs = read_config({"model_type": family, **given}), read_config({**config.to_dict(), "model_type": family})
@@ -142,7 +162,7 @@ def total(model):
 
 @pytest.mark.slow
 def test_parameters_of_every_causal_type_and_text_part(tmp_path):
-    """By the table where there is one, else by the command, as the class of transformers has them on the meta device."""
+    """By the table where there is one, else as the command builds it, beside the class of transformers."""
     causal, wrappers = registry()
     seen, unbuilt = {}, []
     for name in dict.fromkeys((*causal, *wrappers)):
@@ -164,10 +184,12 @@ def test_parameters_of_every_causal_type_and_text_part(tmp_path):
             from manyheads.models.checkpoints.loading import make_model
 
             found = total(make_model(json.loads(json.dumps(raw, default=str)), True, 8, 1)[0])
+        else:  # of a version after the pinned one: the first test says which
+            continue
         seen[kind] = (found, total(model))
     assert not {kind: pair for kind, pair in seen.items() if pair[0] != pair[1]}
     assert len(seen) > 150
-    assert len(unbuilt) < 25, unbuilt
+    assert set(unbuilt) <= UNBUILT or not is_pinned()
 
 
 SMALL = {"mamba": {"num_hidden_layers": 2}, "bart": {"decoder_layers": 2}}

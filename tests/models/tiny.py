@@ -26,8 +26,8 @@ CLASSES = {
     "mistral4": "Mistral4ForCausalLM",
 }
 MROPE = (
-    "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text",
-    "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "paddleocr_vl_text",
+    "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_vl_text", "qwen3_vl_moe_text",
+    "qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "paddleocr_vl_text",
 )  # fmt: skip
 SIZES = {
     "experts": 4, "active_experts": 2, "expert_hidden": 8, "shared_hidden": 12, "shared_experts": 2, "query_rank": 8,
@@ -46,6 +46,9 @@ def settings(family, width=24, heads=3, layers=2, key_value_heads=None, key_dim=
     found = {key.name.split("|")[0]: sizes[name] for name, key in keys.items() if key.name and name in sizes}
     if family == "gpt_neo":
         found["attention_types"] = [[["global", "local"], layers // 2]]
+    if family == "mistral4":
+        yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 99}
+        found["rope_parameters"] = yarn | {"llama_4_scaling_beta": 0.1, "mscale_all_dim": 0.0, "mscale": 1.0}
     if family in MROPE:
         turned = key_dim // (4 if family == "glm4v_moe_text" else 2)
         found["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [turned - 2, 1, 1]}

@@ -9,6 +9,7 @@ from manyheads.models.modules import NEVER, keys, modules
 _SINKS = modules("layers.{layer}.self_attn. sinks=sink")
 _FOURTH = window(128, window_period=("", -4))
 _LATE_NORMS = modules("layers.{layer}.self_attn. query_layernorm=query_norm key_layernorm=key_norm", NEVER)
+_FILLED = {"key_dim": ("", None)}  # heads fill the width
 _FLAGS = {"attention_bias": False, "mlp_bias": False}
 _LATENT_DENSE = {name: key for name, key in experts.DEEPSEEK_V2.settings.items() if "expert" not in name}
 _GRANITE_MOE = decoder(
@@ -39,7 +40,8 @@ _FIRST_DENSE = keys(dense_layers=("first_k_dense_replace", 1))
 _OLMOE_LIKE = attention() + gated.whole_norms()
 DERIVED = (
     GPT2.derive("gpt-sw3"),
-    gated.LLAMA.derive("internlm3", grouped(4096, 32, 48, 2, 128, 10240, 128512, **_FLAGS)),
+    gated.LLAMA.derive("internlm3", grouped(4096, 32, 48, 2, 128, 10240, 128512, mlp_bias=False,
+                                            attention_bias=("attention_bias|qkv_bias", False))),
     gated.LLAMA.derive("iquestcoder", grouped(5120, 40, 80, 8, 128, 27648, 76800, **_FLAGS)),
     gated.LLAMA.derive("emu3_text_model", grouped(4096, 32, 32, 8, None, 14336, 184622, **_FLAGS)),
     decoder("cwm", grouped(6144, 48, 64, 8, 128, 21504, 128256, **_FOURTH | window(8192), mlp_bias=False),
@@ -53,23 +55,23 @@ DERIVED = (
     gated.GRANITE.derive("hyperclovax", keys(post_norms=("use_post_norm", True)), body=(*gated.GRANITE.body, *modules(
         "layers.{layer}. post_norm1=attention_post_norm post_norm2=mlp_post_norm", NEVER, when="post_norms"))),
     gated.GRANITE.derive("granite_swa", grouped(2560, 20, 24, 4, None, 8192, 100352, tied=True, **_FLAGS, **_FOURTH),
-                         body=(*gated.GRANITE.body, *_SINKS)),
+                         body=(*gated.GRANITE.body, *_SINKS), plain_start=False),
     decoder("vaultgemma", gated.GEMMA2.settings, attention(), norms=gated._SANDWICH[:2], fixed_scale=True,
             beyond=gated.CAPPED, **gated._GEMMA),
     decoder("hunyuan_v1_dense", gated.LLAMA.settings | keys(vocabulary=290943), attention() + _LATE_NORMS),
     gated.GRANITE.derive("granite4_vision_text"),
     gated.GRANITE.derive("granite_docling_text", grouped(1024, 16, 28, 4, None, 2048, 133800, tied=True, **_FLAGS)),
     gated.ERNIE.derive("paddleocr_vl_text"),
-    gated.QWEN2.derive("qwen2_vl_text", grouped(8192, 64, 80, 8, None, 29568, 152064)),
-    gated.QWEN2.derive("qwen2_5_vl_text", grouped(8192, 64, 80, 8, None, 29568, 152064)),
-    gated.QWEN2.derive("qwen2_5_omni_text", grouped(3584, 28, 28, 4, None, 18944, 152064, tied=True)),
+    gated.QWEN2.derive("qwen2_vl_text", grouped(8192, 64, 80, 8, None, 29568, 152064) | keys(**_FILLED)),
+    gated.QWEN2.derive("qwen2_5_vl_text", grouped(8192, 64, 80, 8, None, 29568, 152064) | keys(**_FILLED)),
+    gated.QWEN2.derive("qwen2_5_omni_text", grouped(3584, 28, 28, 4, None, 18944, 152064, tied=True) | keys(**_FILLED)),
     gated.QWEN3.derive("qwen3_vl_text"),
-    gated.GLM4.derive("glm4v_text"),
+    gated.GLM4.derive("glm4v_text", keys(**_FILLED, attention_bias=("", True))),
     gated.GLM4.derive("glm_ocr_text", grouped(1024, 16, 16, 8, None, 4096, 59392, attention_bias=("", False))),
     _GRANITE_MOE,
     _GRANITE_MOE.derive("granitemoeshared", body=(*_GRANITE_MOE.body, *_GRANITE_SHARED)),
     _GRANITE_MOE.derive("granitemoe_swa", keys(**_FOURTH),
-                        body=(*_GRANITE_MOE.body, *_GRANITE_SHARED, *_SINKS)),
+                        body=(*_GRANITE_MOE.body, *_GRANITE_SHARED, *_SINKS), plain_start=False),
     decoder("flex_olmo", grouped(4096, 32, 32, None, None, 11008, 100352, attention_bias=False)
             | _visits(7, 5, 11008, size="intermediate_size"), _OLMOE_LIKE, _ROUTER + _experts(), gated._BEHIND),
     experts.QWEN3_MOE.derive("mellum", grouped(2304, 32, 28, 4, 128, 7168, 98304, attention_bias=False,
@@ -86,8 +88,9 @@ DERIVED = (
     decoder("exaone_moe", grouped(4096, 32, 32, None, None, 16384, 102400,
                                   **window(4096, window_period=("sliding_window_pattern", 4, 0)))
             | _FIRST_DENSE | _visits(64, 8, 1024) | _SHARED, _GROUP_NORMS, _MOE),
-    decoder("hy_v3", grouped(4096, 64, 80, 8, 128, 13312, 120832, **_FLAGS) | _FIRST_DENSE | _visits(192, 8, 1536)
-            | _SHARED, attention() + gated.QUERY_KEY_NORMS, _MOE),
+    decoder("hy_v3", grouped(4096, 64, 80, 8, 128, 13312, 120832, attention_bias=False) | _FIRST_DENSE | _visits(192, 8, 1536)
+            | _SHARED, attention() + gated.QUERY_KEY_NORMS, _MOE,
+            refused={"mlp_bias": (True, "biases of its experts are not described")}),
     decoder("kolibri1", grouped(2560, 48, 50, 4, 128, None, 128000, **window(513, window_period=("", 5)))
             | keys(shared_hidden=("shared_expert_intermediate_size", 512)) | _visits(384, 6, 512), _GROUP_NORMS,
             _ROUTER + experts._CORRECTION + _experts() + _shared("shared_experts"), gated.NORMS
@@ -108,7 +111,7 @@ DERIVED = (
                             | keys(dense_layers=("", 0), normed=("", False)) | _visits(128, 8, 1280, experts._ROUTED)),
     experts.GLM4_MOE.derive("glm4v_moe_text", keys(vocabulary=151424, attention_bias=True, normed=("", False))),
     experts.DEEPSEEK_V3.derive("glm4_moe_lite", grouped(2048, 20, 47, None, None, 10240, 154880) | experts._LATENT_KEYS
-                               | _FIRST_DENSE | _SHARED | keys(query_rank=("q_lora_rank", 768, 0), value_dim=("v_head_dim", 256),
+                               | _FIRST_DENSE | keys(query_rank=("q_lora_rank", 768, 0), shared_experts=("n_shared_experts", 1), value_dim=("v_head_dim", 256),
                                                      plain_key_dim=("qk_nope_head_dim", 192))
                                | _visits(64, 4, 1536, experts._ROUTED)),
     experts.DEEPSEEK_V3.derive("mistral4", keys(width=4096, heads=32, layers=36, mlp_hidden=12288, vocabulary=131072,
@@ -117,6 +120,6 @@ DERIVED = (
                                | keys(query_rank=("q_lora_rank", 1024, 0), key_value_rank=("kv_lora_rank", 256),
                                       plain_key_dim=("qk_nope_head_dim", 64))),
     decoder("youtu", _LATENT_DENSE | keys(width=2048, heads=16, mlp_hidden=6144, vocabulary=128256, tied=True),
-            experts._LATENT),
+            experts._LATENT, plain_start=False),
 )  # fmt: skip
 """Families, in no names of their own."""
