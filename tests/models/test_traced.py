@@ -47,6 +47,8 @@ def draw(family, rng):
             found[option] = rng.random() < 0.5
         elif option and name in sizes:
             found[option] = sizes[name]
+    if family == "internlm3":
+        found["qkv_bias"] = found["bias"] = found["attention_bias"]
     if family == "falcon":
         found["parallel_attn"] |= found["new_decoder_architecture"]
     if "n_routed_experts" in found:

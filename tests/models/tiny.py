@@ -10,7 +10,25 @@ CLASSES = {
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "gpt2": "GPT2LMHeadModel",
     "deit": "DeiTForImageClassification",
+    "emu3_text_model": "Emu3ForCausalLM",
+    "qwen2_vl_text": "Qwen2VLTextModel",
+    "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
+    "qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel",
+    "qwen3_omni_moe_text": "Qwen3OmniMoeThinkerTextModel",
+    "granite4_vision_text": "Granite4VisionTextModel",
+    "granite_docling_text": "GraniteDoclingTextModel",
+    "glm_ocr_text": "GlmOcrTextModel",
+    "paddleocr_vl_text": "PaddleOCRTextModel",
+    "qwen3_vl_text": "Qwen3VLTextModel",
+    "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
+    "glm4v_text": "Glm4vTextModel",
+    "glm4v_moe_text": "Glm4vMoeTextModel",
+    "mistral4": "Mistral4ForCausalLM",
 }
+MROPE = (
+    "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_vl_text", "qwen3_vl_moe_text",
+    "qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "paddleocr_vl_text",
+)  # fmt: skip
 SIZES = {
     "experts": 4, "active_experts": 2, "expert_hidden": 8, "shared_hidden": 12, "shared_experts": 2, "query_rank": 8,
     "key_value_rank": 12, "rotary_key_dim": 4, "plain_key_dim": 4, "value_dim": 8, "vocabulary": 29, "positions": 16,
@@ -28,6 +46,13 @@ def settings(family, width=24, heads=3, layers=2, key_value_heads=None, key_dim=
     found = {key.name.split("|")[0]: sizes[name] for name, key in keys.items() if key.name and name in sizes}
     if family == "gpt_neo":
         found["attention_types"] = [[["global", "local"], layers // 2]]
+    if family == "mistral4":
+        yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 99}
+        found["rope_parameters"] = yarn | {"llama_4_scaling_beta": 0.1, "mscale_all_dim": 0.0, "mscale": 1.0}
+    if family in MROPE:
+        turned = key_dim // (4 if family == "glm4v_moe_text" else 2)
+        found["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [turned - 2, 1, 1]}
+        found["rope_parameters"] |= {"partial_rotary_factor": 0.5} if family == "glm4v_moe_text" else {}
     return {**found, **(PLAIN if "vocabulary" in keys else {}), **changes}
 
 

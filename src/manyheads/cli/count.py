@@ -14,7 +14,8 @@ from manyheads._json import Json
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import fits, wrap_output
 from manyheads.cli.parsing import ABSENT, OptionalInt, Switch, load_function
-from manyheads.errors import UsageError
+from manyheads.errors import ExtraMissing, UsageError
+from manyheads.models.refusals import FamilyUnknown
 
 if TYPE_CHECKING:
     from manyheads.costs import Cost, ModelShape
@@ -86,7 +87,10 @@ class Count:
         elif self.target and ":" in self.target and not os.path.exists(self.target):
             cost = self._function_cost()
         else:
-            cost, extra = self._model_cost()
+            try:
+                cost, extra = self._model_cost()
+            except FamilyUnknown as unknown:
+                cost, extra = self._run_cost(unknown)
         print(self._as_json(cost, extra) if self.json else wrap_output(self._as_text(cost, extra)))
         return 0
 
@@ -135,15 +139,17 @@ class Count:
         from manyheads.models import shape_from_config
         from manyheads.models.checkpoints.loading import make_model
         from manyheads.models.config import load_config, read_config
+        from manyheads.models.families.heads import has_language_head
 
         own = {"target", "length", "batch", "training", "convention", "compare", "json", "traced"}
         self._refuse_others(own, "does not fit --traced")
         if self.target is None or not os.path.exists(self.target):
             raise UsageError(f"--traced: {self.target or 'no target'}; expected a config.json of transformers")
         config, shape = read_config(*load_config(self.target)), shape_from_config(self.target)
+        given = config.raw, has_language_head(config)
         length, assumed = self._length(shape.fixed_length and shape.fixed_length + shape.dropped_patches)
         try:
-            cost = count(*make_model(config, length, self.batch), training=self.training, device="meta")
+            cost = count(*make_model(*given, length, self.batch), training=self.training, device="meta")
         except (RuntimeError, IndexError) as error:
             raise UsageError(f"--traced: {length} tokens cannot run ({error}); give another --length") from error
         forward = replace(cost, items=tuple(item for item in cost.items if item.stage == "forward"))
@@ -153,6 +159,29 @@ class Count:
             extra[f"forward_{name}_traced"] = forward.to(name).flops
             extra[f"forward_{name}_closed_form"] = formula.to(name).flops
         return replace(cost, notes=(*cost.notes, *assumed)).to(self._convention("exact")), extra
+
+    def _run_cost(self, unknown: FamilyUnknown) -> "tuple[Cost, dict[str, Json]]":
+        """Return the parameters and the cost of a model of transformers without a table, as it runs."""
+        from manyheads.costs import count
+        from manyheads.costs.cost import Cost
+        from manyheads.models.checkpoints.loading import make_model
+        from manyheads.models.config import load_config, text_part
+
+        self._refuse_others({"target", "length", "batch", "training", "convention", "compare", "json"}, unknown.found)
+        raw, whole = text_part(load_config(self.target or "")[0])
+        length, assumed = self._length(0)
+        try:
+            model, batch = make_model(raw, True, length, self.batch)
+        except (ExtraMissing, ValueError, ImportError, AttributeError, KeyError, TypeError) as error:
+            raise FamilyUnknown(unknown.path, f"{unknown.found}; transformers does not build it: {error}") from error
+        said = (unknown.found, "counted on the meta device as it runs; no closed form")
+        extra: dict[str, Json] = {"total_parameters": sum(each.numel() for each in model.parameters())}
+        try:
+            cost = count(model, batch, training=self.training, device="meta")
+        except Exception as error:  # whatever the code of the model raises
+            cost = Cost((), notes=(), unknown=(f"its forward pass does not run on the meta device ({error})"[:200],))
+        notes = (*cost.notes, *said, *([f"the text part of {whole} alone"] if whole else []), *assumed)
+        return replace(cost, notes=notes).to(self._convention("exact")), extra | {"length": length, "batch": self.batch}
 
     def _refuse_others(self, own: set[str], why: str) -> None:
         """Refuse flags that were given and are not `own`."""

@@ -27,6 +27,7 @@ class ModelConfig:
     values: Mapping[str, Any]  # by canonical name: width, heads, layers, key_dim, key_value_heads, eps, ...
     raw: Mapping[str, Any]
     path: Path  # where it comes from, for messages
+    whole: str = ""  # the `model_type` of a model of images and text whose text part this is
 
     @classmethod
     def of(cls, source: "ModelConfig | Mapping[str, Any] | Path | str") -> "ModelConfig":
@@ -166,7 +167,9 @@ class ModelConfig:
 
     def is_sparse(self, layer: int) -> bool:
         """Tell whether a layer has experts, if the family has."""
-        values = self.values
+        values, kinds = self.values, self.raw.get("mlp_layer_types")
+        if isinstance(kinds, list) and len(kinds) == values["layers"]:
+            return kinds[layer] == "sparse"
         if layer < values.get("dense_layers", 0) or layer in values.get("dense_list", ()):
             return False
         return (layer + 1) % (values.get("sparse_step", 1) or 1) == 0
@@ -189,6 +192,7 @@ def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, com
     `path` is where it comes from, for messages. If it is to be `complete`, width, heads and layers have to be stated,
     as they are beside weights.
     """
+    raw, whole = text_part(raw)
     path, model_type = Path(path), raw.get("model_type")
     if isinstance(model_type, str) and model_type in UNSUPPORTED:
         raise FamilyUnknown(path, f"model_type {model_type!r} is not described: {UNSUPPORTED[model_type]}")
@@ -220,7 +224,16 @@ def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, com
         raise ConfigInvalid(path, f"width {width} and {heads} heads of {key_dim}")
     if not groups or heads % groups:
         raise ConfigInvalid(path, f"{heads} heads cannot share {groups} key-value heads")
-    return ModelConfig(family, values, raw, path)
+    return ModelConfig(family, values, raw, path, whole)
+
+
+def text_part(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """Return the text part of a configuration of images and text, and its `model_type`; of others all, and nothing."""
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping) or "model_type" not in text or raw.get("model_type") in FAMILIES:
+        return raw, ""
+    tied = {"tie_word_embeddings": raw["tie_word_embeddings"]} if "tie_word_embeddings" in raw else {}
+    return {**text, **tied}, shown(raw.get("model_type"))
 
 
 def read_value(key: Key, raw: Mapping[str, Any], path: Path) -> Any:

@@ -76,7 +76,8 @@ def describe_assumed(config: ModelConfig, only: Collection[str] = ()) -> tuple[s
         labelled = any("labels" in layer.sides for layer in head_layers(config) or ())
         missing |= {"num_labels": sizes["labels"]} if labelled else {}
     listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in missing.items())
-    return (f"not in the configuration, taken from {family.model_type}: {listed}",) if missing else ()
+    part = (f"the text part of {config.whole} alone",) if config.whole else ()
+    return (*part, f"not in the configuration, taken from {family.model_type}: {listed}") if missing else part
 
 
 def module_sizes(config: ModelConfig, sizes: Mapping[str, int] | None = None) -> Iterator[Size]:

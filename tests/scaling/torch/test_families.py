@@ -31,6 +31,9 @@ REFUSED = {
     "modernbert": "no std is known",
     "clip_vision_model": "no std is known",
     "nanochat": "no std is known",
+    "granite_swa": "no std is known",
+    "granitemoe_swa": "no std is known",
+    "youtu": "no std is known",
 }
 """Family → why it is refused: by its roles, or because its configuration does not say how its weights start."""
 

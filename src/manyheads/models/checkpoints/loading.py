@@ -4,7 +4,7 @@ Models without memory, on the meta device, are made from a configuration alone.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,16 @@ def class_of(config: Any) -> Any:
     return transformers.AutoModel
 
 
-def make_model(config: Any, length: int, batch: int) -> tuple[Any, dict[str, Any]]:
-    """Return the model of transformers on the meta device, and a batch of images or of tokens that are no padding."""
-    from manyheads.models.families.heads import has_language_head
+def make_model(raw: Mapping[str, Any], language: bool, length: int, batch: int) -> tuple[Any, dict[str, Any]]:
+    """Return the model of transformers on the meta device, and a batch of images or of tokens that are no padding.
 
+    Without a class name in its configuration it has a language head if it is to have one, and if transformers knows one.
+    """
     torch, transformers = require("torch"), require("transformers")
     with quiet_transformers(), torch.device("meta"):
-        given = transformers.AutoConfig.for_model(**config.raw)
+        given = transformers.AutoConfig.for_model(**raw)
         kind = class_of(given)
-        if kind is transformers.AutoModel and has_language_head(config):
+        if kind is transformers.AutoModel and language and type(given) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
             kind = transformers.AutoModelForCausalLM
         model = (kind.from_config if hasattr(kind, "from_config") else kind._from_config)(given).eval()
     if "pixel_values" in model.main_input_name:
