@@ -479,6 +479,7 @@ EXEMPT = {
     "scaling.Parametrization.optax": OPAQUE,
     "theory.meanfield.ContrastiveTask.loss": TRACED,
     "scaling.audit_model": OPAQUE,
+    "scaling.infer_roles": OPAQUE,
     "scaling.initialize_model": OPAQUE,
     "scaling.torch_groups": OPAQUE,
     "models.open_checkpoint": OPAQUE,

@@ -66,19 +66,21 @@ class TorchTrainer:
                 rows.setdefault(join_layers(name), []).append(Update(_rms(_whole(tensor) - start[name])))
         return Measured.of(rows, losses)
 
-    def losses(self, steps: int, factor: float) -> list[float]:
-        """Train at all learning rates times a factor; a training that is not finite any more ends there."""
+    def losses(self, steps: int, factor: float, parts: int = 1) -> list[float]:
+        """Train at all learning rates times a factor, on several batches a step; end where a loss is not finite."""
         self._scale_rates(factor)
         self.model.train()
         found = []
         for step in range(steps):
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
-            loss = self._loss(self.training.batch(step))
-            found.append(float(loss.detach()))
-            if not math.isfinite(found[-1]):
-                return found + [math.inf] * (steps - len(found))
-            loss.backward()
+            found.append(0.0)
+            for part in range(parts):
+                loss = self._loss(self.training.batch(step * parts + part)) / parts
+                found[-1] += float(loss.detach())
+                if not math.isfinite(found[-1]):
+                    return found + [math.inf] * (steps - len(found))
+                loss.backward()
             for optimizer in self.optimizers:
                 optimizer.step()
             for schedule, _ in self.schedules:
