@@ -15,7 +15,7 @@ from manyheads.errors import UsageError
 from manyheads.models.names import join_layers
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import find_unknown, unwrap
-from manyheads.models.torch.modules import first_tensor, inference
+from manyheads.models.torch.modules import first_tensor, inference, whole
 from manyheads.scaling.preflight_checks.training import (
     OUTPUTS,
     STREAM,
@@ -63,7 +63,7 @@ class TorchTrainer:
         own = {id(t) for module in self._computing() for t in module.parameters(recurse=False)}
         for name, tensor in self.model.named_parameters():
             if id(tensor) not in own and tensor.requires_grad:
-                rows.setdefault(join_layers(name), []).append(Update(_rms(_whole(tensor) - start[name])))
+                rows.setdefault(join_layers(name), []).append(Update(_rms(whole(tensor) - start[name])))
         return Measured.of(rows, losses)
 
     def losses(self, steps: int, factor: float, parts: int = 1) -> list[float]:
@@ -195,12 +195,6 @@ class TorchTrainer:
         trained = (m for m in self._computing() if any(t.requires_grad for t in m.parameters(recurse=False)))
         for module in trained:
             yield module, compare(names[module])
-
-
-def _whole(tensor: Tensor) -> Any:
-    """Return a parameter, gathered where it is sharded (DTensor)."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _find_loss(result: Any) -> Any:
