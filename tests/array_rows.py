@@ -481,6 +481,7 @@ EXEMPT = {
     "theory.meanfield.ContrastiveTask.loss": TRACED,
     "theory.joma.theorems.nearly_orthogonal.integrate_couplings": "takes what a flow has recorded, and a loss",
     "scaling.audit_model": OPAQUE,
+    "scaling.infer_roles": OPAQUE,
     "scaling.initialize_model": OPAQUE,
     "scaling.torch_groups": OPAQUE,
     "models.open_checkpoint": OPAQUE,

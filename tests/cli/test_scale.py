@@ -718,6 +718,60 @@ def test_a_preflight_measures_a_function_of_shape_and_seed(call, folder):
 
 
 @pytest.mark.torch
+def test_a_preflight_measures_the_best_rate_over_batch_sizes(call, folder):
+    (folder / "own_steps.py").write_text(
+        "import torch\n"
+        "def make(shape, seed, steps=None):\n"
+        "    model = torch.nn.Linear(8, 1, bias=False)\n"
+        "    batches = [(x, x.sum(-1, keepdim=True) + 2 * torch.randn(16, 1)) for x in torch.randn(64, 16, 8)]\n"
+        "    loss = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()\n"
+        "    return model, torch.optim.SGD(model.parameters(), 0.05), batches, loss\n"
+    )
+    asked = ("preflight", "own_steps:make", "--base", "4,2,1", "--axes", "batch", "--sizes", 1, 2, "--train", 16)
+    status, out, _ = call(*asked, "--seeds", 2, "--out", "found")
+    assert status == 0
+    assert out.startswith("1 exponents of the best learning rate measured")
+    assert "learning rate along batch: measured: it goes as batch^" in out
+    assert (folder / "found" / "preflight.svg").exists()
+    assert "not decided" in call(*asked, "--seeds", 2, "--rate-factors", 0.001, 0.002, 3)[1]
+
+
+CHANGED = ("--base", "64,4,4", "--to", "64,12,12", "--learning-rate", 3e-3, "--weight-decay", 0.1)
+
+
+def test_batch_and_tokens_change_the_numbers_by_rules_that_are_named(call):
+    _, out, _ = call(
+        *CHANGED, "--batch", 256, 1024, "--tokens", 1e10, 4e10, "--rules", "sqrt", "tokens=-0.5", "timescale"
+    )
+    assert "where the numbers come from:" in out
+    for said in (
+        "derived: all factors",
+        "rule sqrt (Malladi",
+        "betas 0.9, 0.95 become 0.6, 0.8",
+        "measured tokens=-0.5",
+    ):
+        assert said in out
+    assert "a longer run may want another rate" not in out
+    given = (*CHANGED, "--batch", 256, 1024, "--rules", "sqrt", "timescale", "--json")
+    (plain, _), (changed, _) = ((json.loads(call(*each)[1]), 0) for each in ((*CHANGED, "--json"), given))
+    for before, after in zip(plain["rows"], changed["rows"], strict=True):
+        assert after["learning_rate"] == before["learning_rate"]  # the factors of sizes stay
+        ratios = [
+            after["absolute"][name] / before["absolute"][name] for name in ("learning_rate", "epsilon", "weight_decay")
+        ]
+        assert ratios == pytest.approx([2, 0.5, 2])
+    assert "origins" in changed
+    assert "origins" not in plain
+    _, out, _ = call(*CHANGED, "--batch", 256, 1024)
+    assert "rule none: learning rate unchanged by batch, an assumption" in out
+    _, out, _ = call(*CHANGED, "--batch", 256, 1024, "--rules", "sqrt", "--snippet", "torch")
+    assert "# rule sqrt: epsilon × 0.5; betas" in out
+    compile(out, "snippet", "exec")
+    assert "--rules without --batch" in call(*CHANGED, "--rules", "sqrt")[2]
+    assert "rule sqrt: it is for adam" in call(*CHANGED, "--optimizer", "sgd", "--batch", 1, 2, "--rules", "sqrt")[2]
+
+
+@pytest.mark.torch
 def test_a_preflight_takes_its_roles_from_a_file(call, folder):
     (folder / "renamed_training.py").write_text(
         "import torch\n"

@@ -11,12 +11,17 @@ from manyheads.transformer.shape import Shape
 
 Axis = Literal["key_dim", "heads", "depth", "stream"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-LETTERS: dict[Axis, str] = {"key_dim": "N", "heads": "H", "depth": "L", "stream": "D"}
-WORDS: dict[Axis, str] = {
+TrainingAxis = Literal["batch", "steps"]
+TRAINING_AXES: tuple[TrainingAxis, ...] = get_args(TrainingAxis)
+LETTERS: dict[str, str] = {"key_dim": "N", "heads": "H", "depth": "L", "stream": "D"}
+LETTERS |= {axis: axis for axis in TRAINING_AXES}
+WORDS: dict[str, str] = {
     "key_dim": "key dimension N",
     "heads": "heads H",
     "depth": "depth L",
     "stream": "stream width D",
+    "batch": "batch size over your own",
+    "steps": "number of steps",
 }
 
 

@@ -12,9 +12,11 @@ from manyheads.errors import UsageError
 if TYPE_CHECKING:
     from manyheads.models.config import ModelConfig
     from manyheads.scaling import BaseHyperparameters, Parametrization
+    from manyheads.scaling.parametrization.training_rules import TrainingChange
     from manyheads.transformer import Shape
 
 Sizes = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L", help_behavior_hint="")]
+Change = Annotated[Union[None, tuple[float, float]], tyro.conf.arg(metavar="BASE NOW", help_behavior_hint="")]
 Numbers = Annotated[Union[None, tuple[int, ...]], tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
 Grid = Annotated[Union[None, tuple[float, float, int]], tyro.conf.arg(metavar="LOW HIGH COUNT", help_behavior_hint="")]
 
@@ -60,6 +62,21 @@ class TunedTheory(Theory):
     muon_weight_decay: float = 0.1  # Muon's weight decay at the base; 0.1 is the default of torch.
     rates: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE=RATE ...", help_behavior_hint="")] = None
     """Learning rates tuned apart at the base, by role or part of a role: query_gain=0.05 key_gain=0.05."""
+    batch: Change = None  # Batch size at the base and now.
+    tokens: Change = None  # Tokens of the training at the base and now.
+    weights: Change = None  # Number of weights at the base and now, for the rule power-lines.
+    rules: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="RULE ...", help_behavior_hint="")] = None
+    """Rules for --batch and --tokens: sqrt, linear, horizon, steplaw, timescale, power-lines, or exponents that a
+    preflight measured, batch=0.4 tokens=-0.3; what no rule names stays, an assumption."""
+
+    def change(self) -> "TrainingChange":
+        """Return the change of the training from the base."""
+        from manyheads.scaling.parametrization.training_rules import TrainingChange
+
+        if (self.rules or self.weights) and not (self.batch or self.tokens):
+            raise UsageError("--rules without --batch and --tokens: give the sizes at the base and now")
+        sizes = {name: each for name in ("batch", "tokens", "weights") if (each := getattr(self, name))}
+        return TrainingChange(rules=self.rules or (), optimizer=self.optimizer, **sizes)
 
     def own_rates(self) -> dict[str, float]:
         """Return the learning rates that were tuned apart."""
@@ -117,7 +134,7 @@ class TunedBase(TunedTheory):
             raise UsageError("--learning-rate is missing: give the learning rate that was tuned at the base")
         tuned = self.learning_rate, self.epsilon, self.weight_decay
         stds, muon, rates = self._read_stds(), self.tuned_muon(), self.own_rates()
-        return BaseHyperparameters(*tuned, stds, self.no_decay or (), muon, rates)
+        return self.change().at(BaseHyperparameters(*tuned, stds, self.no_decay or (), muon, rates))
 
     def _read_stds(self) -> dict[str, float]:
         from manyheads.models.checkpoints.files import read_json

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Annotated, Any, Literal, Union
 
 import tyro
@@ -11,7 +12,7 @@ from manyheads.cli.scale.base_shape import Grid, Numbers, TunedBase, read_shape
 from manyheads.errors import UsageError
 
 Axes = Annotated[
-    Union[None, tuple[Literal["key_dim", "heads", "depth", "stream"], ...]],
+    Union[None, tuple[Literal["key_dim", "heads", "depth", "stream", "batch", "steps"], ...]],
     tyro.conf.arg(metavar="AXIS ...", help_behavior_hint=""),
 ]
 
@@ -28,7 +29,9 @@ class Preflight(TunedBase):
     """
 
     target: Target = ""  # package.module:function.
-    axes: Axes = None  # Axes along which the model grows; key_dim, heads and depth if absent.
+    axes: Axes = None
+    """Axes along which the model grows, key_dim, heads and depth if absent; along batch and steps the exponent of the
+    best learning rate is measured, with its interval."""
     sizes: Numbers = None  # Sizes on one axis; once, twice and four times the base's if absent.
     steps: int = 8  # Steps of a training whose updates are measured.
     seeds: int = 4  # Trainings of each shape.
@@ -57,7 +60,7 @@ class Preflight(TunedBase):
         axes = self.axes or ("key_dim", "heads", "depth")
         if self.sizes and len(axes) != 1:
             raise UsageError(f"--sizes with {len(axes)} axes: give one with --axes")
-        if self.rate_factors and not self.transfer:
+        if self.rate_factors and not (self.transfer or {"batch", "steps"} & set(axes)):
             raise UsageError("--rate-factors is for --transfer: add it")
         low, high, count = self.rate_factors or (0.125, 8.0, 7)
         if not 0 < low < high < np.inf or count < 3:
@@ -66,8 +69,9 @@ class Preflight(TunedBase):
         same: dict[str, Any] = {name: getattr(self, name) for name in ("steps", "train", "limit")}
         function = load_function(self.target)
 
-        def make(shape: Any, seed: int) -> Training:
-            training = Training.of(function(shape, seed), self.target)
+        @wraps(function)
+        def make(*given: Any, **steps: Any) -> Training:
+            training = Training.of(function(*given, **steps), self.target)
             return replace(training, roles=self.roles_beside(training.roles))
 
         found = preflight(
@@ -77,7 +81,7 @@ class Preflight(TunedBase):
             parametrization=self.parametrization(base),
             hyperparameters=None if self.learning_rate is None else self.hyperparameters(),
             seeds=range(self.seed, self.seed + self.seeds),
-            rate_factors=np.geomspace(low, high, count).tolist() if self.transfer else (),
+            rate_factors=np.geomspace(low, high, count).tolist() if self.transfer or self.rate_factors else (),
             announce=lambda text: announce(text, True),
             **same,
         )

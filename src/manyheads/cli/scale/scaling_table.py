@@ -74,6 +74,8 @@ class Scale(TunedTheory):
             raise UsageError("--rates without --learning-rate: give the rate of the other roles as well")
         apart = {"muon": self.tuned_muon(self.learning_rate is None), "learning_rates": self.own_rates()}
         hyperparameters = BaseHyperparameters(learning_rate, self.epsilon, self.weight_decay, **apart)
+        hyperparameters = (change := self.change()).at(hyperparameters)
+        origins = change.sentences() if self.batch or self.tokens else []
         parametrization = self.parametrization(base, self.form)
         if notes and base_notes and notes.experts != base_notes.experts:
             counts = " and ".join(f"{active} of {total}" for total, active in (base_notes.experts, notes.experts))
@@ -93,20 +95,22 @@ class Scale(TunedTheory):
         if self.snippet:
             if self.learning_rate is None:
                 raise UsageError("--snippet needs --learning-rate, the learning rate that was tuned at the base")
+            print("".join(f"# {each}\n" for each in origins), end="")  # betas among them, which no program sets
             print(self._program(notes, (parametrization, shape, hyperparameters)), end="")
             return 0
         table = parametrization.table(shape)
         remarks = _compare(base_notes, notes, parametrization, shape) + _describe_own_rates(table, hyperparameters)
         remarks += [TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else []
-        remarks = list(dict.fromkeys([*remarks, *table.outside]))
+        remarks = list(dict.fromkeys([*remarks, *table.outside[2 if origins else 0 :]]))
         if self.json:
-            print(json.dumps(as_json(table, hyperparameters, remarks, self.richness), indent=1))
+            shown = as_json(table, hyperparameters, remarks, self.richness)
+            print(json.dumps(shown | ({"origins": origins} if origins else {}), indent=1))
         elif self.explain:
             given = (table, hyperparameters, self.richness, self.learning_rate is None)
-            told = [*(explain(row, *given) for row in table.rows), *(f"note: {remark}" for remark in remarks)]
+            told = [*(explain(row, *given) for row in table.rows), *(f"note: {each}" for each in (*origins, *remarks))]
             print(wrap_output("\n".join(told)))
         else:
-            print_table(parametrization, table, hyperparameters, remarks, factors=self.learning_rate is None)
+            print_table(parametrization, table, hyperparameters, remarks, origins, factors=self.learning_rate is None)
         return 0
 
     def _program(self, notes: Notes | None, given: "tuple[Parametrization, Shape, BaseHyperparameters]") -> str:
@@ -207,7 +211,12 @@ def _tuned(own: object) -> dict[str, float]:
 
 
 def print_table(
-    p: "Parametrization", table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]", factors: bool
+    p: "Parametrization",
+    table: "Table",
+    tuned: "BaseHyperparameters",
+    remarks: "Sequence[str]",
+    origins: "Sequence[str]",
+    factors: bool,
 ) -> None:
     """Print the table: classes with equal numbers in one row, power laws beside the numbers."""
     from rich.table import Table as Drawn
@@ -245,10 +254,11 @@ def print_table(
         console.print(shown)
     below = (
         f"× and powers of N, H and L{' and γ' if p.richness != 1 else ''} are relative to the base\n"
-        f"logits     {_number(scale)} q·k\nbranches   × {_number(table.branch)}, for attention and MLP alike\n\n"
-        "outside the theory:"
+        f"logits     {_number(scale)} q·k\nbranches   × {_number(table.branch)}, for attention and MLP alike"
     )
-    print("\n" + wrap_output("\n".join([below, *(f"  * {remark}" for remark in remarks)])))
+    for title, told in (("where the numbers come from", origins), ("outside the theory", remarks)):
+        below += "\n".join([f"\n\n{title}:", *(f"  * {each}" for each in told)]) if told else ""
+    print("\n" + wrap_output(below))
 
 
 def _law(row: "Row", name: str, richness: float) -> str:

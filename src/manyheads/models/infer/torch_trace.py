@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from manyheads.errors import UsageError
 from manyheads.models.infer.trace import Trace
 from manyheads.models.infer.values import INPUT, UNKNOWN, Value
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
@@ -47,6 +48,8 @@ def trace_module(model: Module, arguments: tuple[Any, ...], named: Mapping[str, 
     class Mode(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+            if any(hasattr(each, "full_tensor") for each in _tensors((args, kwargs, out))):
+                raise UsageError("its products are sharded (tensor parallel): measure the model before it is")
             try:
                 operations.see(name, args, kwargs or {}, out)
             except Exception as error:  # of a rule, for arguments that it does not expect

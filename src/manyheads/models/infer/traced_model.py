@@ -15,6 +15,7 @@ from manyheads.models.infer.trace import Trace
 from manyheads.models.names import join_layers
 from manyheads.models.parts import PARTS, Architecture, ForwardMultipliers, Parameter, init_of
 from manyheads.models.torch.lazy_torch import Tensor, torch
+from manyheads.models.torch.modules import whole
 from manyheads.transformer.shape import Shape
 
 TOKENS, FEWER = 7, 5  # lengths of the two sequences that are tried where no example is given
@@ -74,7 +75,7 @@ class TracedModel:
     def find_starts(self, sides: Mapping[str, tuple[str, ...]]) -> None:
         """Find tokens that start at zero, gains that do not start at one, and read-outs as wide as the stream."""
         for name, parts in self.parts.items():
-            tensor = self.tensors[name].detach()
+            tensor = whole(self.tensors[name])
             grows = [bool(set(side.split()) & {"N", "H"}) for side in sides.get(name, ())]
             if parts == ("marker",) and not tensor.any():
                 self.renamed[name] = ("blank",)
@@ -215,11 +216,16 @@ def trace_model(model: Any, example: Any = None) -> tuple[dict[str, Tensor], Tra
     """Return the parameters of a model by name, wrappers left out, and the trace of one forward pass."""
     tensors = name_parameters(model)
     if meta := [name for name, tensor in tensors.items() if tensor.is_meta]:
-        raise UsageError(f"{meta[0]} is on the device meta: build the model on a device that holds numbers")
+        raise UsageError(
+            f"{meta[0]} is on the device meta: build the model on a device that holds numbers; or give the roles of a "
+            "small one as patterns of names, the shape, and folded=ForwardMultipliers(...)"
+        )
     failed = []
     for arguments, named in _examples(model, example):
         try:
             return tensors, trace_module(model, arguments, named)
+        except UsageError:
+            raise
         except Exception as error:  # whatever a model raises for a batch that it does not take
             failed.append(error)
     said = f"{type(failed[0]).__name__}: {str(failed[0]).partition(chr(10))[0][:150]}"

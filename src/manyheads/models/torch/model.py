@@ -152,10 +152,11 @@ def _measure_offset(module: Module, tensor: Tensor) -> float:
     if tensor.is_meta or tensor.dim() != 1 or not tensor.is_floating_point():
         return 0.0
     own = dict(module.named_parameters(recurse=False))
-    drawn = torch.randn(2, len(tensor), generator=torch.Generator().manual_seed(0)).to(tensor)
+    like: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}  # plain tensors, also where it is sharded
+    drawn = torch.randn(2, len(tensor), generator=torch.Generator().manual_seed(0)).to(**like)
 
     def run(level: float) -> Tensor:
-        exchanged = {key: torch.full_like(each, level * (each is tensor)) for key, each in own.items()}
+        exchanged = {key: torch.full(each.shape, level * (each is tensor), **like) for key, each in own.items()}
         return torch.func.functional_call(module, exchanged, (drawn,)).double()
 
     try:

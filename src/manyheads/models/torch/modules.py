@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from manyheads.models.torch.lazy_torch import Module, torch
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 
 
 @contextmanager
@@ -32,7 +32,17 @@ def inference(model: Module) -> Iterator[ExitStack]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for context in (evaluation(model), torch.no_grad()):
             stack.enter_context(context)
+        part: Any
+        for part in model.modules():
+            if hasattr(part, "reshard"):  # of FSDP2, whose outermost module keeps its parameters gathered
+                stack.callback(part.reshard)
         yield stack
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a parameter's numbers, gathered from all ranks where they are sharded (DTensor)."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def first_tensor(found: Any) -> Any:

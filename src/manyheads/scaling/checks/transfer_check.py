@@ -19,7 +19,7 @@ from manyheads._namespaces import Floats
 from manyheads._overview import Overview, Shown
 from manyheads._settings import default_rules
 from manyheads.errors import CertificateError, UsageError, check_call
-from manyheads.scaling.axes import LETTERS, WORDS, Axis, check_seeds, find_axis
+from manyheads.scaling.axes import LETTERS, WORDS, Axis, TrainingAxis, check_seeds, find_axis
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.statistics.exponents import DriftTest, drift_test
 from manyheads.statistics.verdicts import Outcome
@@ -50,7 +50,7 @@ LAST = 8  # the final loss is the mean over the last eighth of the steps
 class TransferCheck(Shown):
     """Whether the best learning rate moves along one axis."""
 
-    axis: Axis
+    axis: Axis | TrainingAxis
     sizes: tuple[int, ...]
     learning_rates: Floats  # (seeds, sizes) best learning rates
     drift: DriftTest  # the fitted power, its interval, the verdict and the seeds that would decide it
@@ -91,15 +91,26 @@ class TransferCheck(Shown):
         fit = self.drift.fit
         fitted = Curve(sizes, tuple(map(fit.predict, sizes)), f"{LETTERS[self.axis]}^{fit.exponent:.2f}", "reference")
         measured = Curve(sizes, mean, "best, over seeds", low=low, high=high)
-        title = f"Learning-rate transfer: {self.outcome}"
-        return draw_titled(Lines(title, WORDS[self.axis], "learning rate", (measured, fitted), log_x=True, log_y=True))
+        return draw_titled(
+            Lines(self._title, WORDS[self.axis], "learning rate", (measured, fitted), log_x=True, log_y=True)
+        )
 
     def _overview(self) -> Overview:
         best = np.asarray(self.learning_rates, np.float64)
         middle = np.exp(np.log(best).mean(0))
         rows = list(zip(self.sizes, *(each.tolist() for each in (middle, best.min(0), best.max(0))), strict=True))
         columns = (LETTERS[self.axis], "best_learning_rate", "lowest_of_seeds", "highest_of_seeds")
-        return Overview(f"Transfer check, {len(best)} seeds: {self.outcome}", columns, rows, (self.sentence(),))
+        return Overview(f"{self._title}, {len(best)} seeds", columns, rows, (self.sentence(),))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The fitted exponent and its interval."""
+        fit = self.drift.fit
+        return {"exponent": fit.exponent, "low": fit.interval.low, "high": fit.interval.high}
+
+    @property
+    def _title(self) -> str:
+        return f"Learning-rate transfer: {self.outcome}"
 
 
 def _times(factor: float) -> str:
@@ -200,6 +211,18 @@ def search_optimum(
     return Search(grid, reached, float(grid[place]), "below" if place == 0 else "above")
 
 
+def optimum_inside(learning_rates: Any, losses: Callable[[Floats], Any], widenings: int, where: str) -> float:
+    """Return the rate of least loss, and refuse one at an end of the widest grid (`CertificateError`)."""
+    found = search_optimum(learning_rates, losses, widenings)
+    if found.outcome == "inside":
+        return found.best
+    try:  # at the end of the widest grid this says what to do
+        return find_optimum(found.learning_rates, found.losses)
+    except CertificateError as error:
+        message = f"{where}: {error.message}"
+        raise CertificateError(message, measured=error.measured, threshold=error.threshold) from None
+
+
 Losses = Callable[[Shape, Floats, int], Any]  # (shape, rates, seed) -> (R,) final losses
 
 
@@ -277,14 +300,8 @@ def transfer_check(
     check_call("losses", losses, "shape", "learning_rates", "seed")
 
     def best(shape: Shape, seed: int) -> float:
-        found = search_optimum(learning_rates, lambda grid: losses(shape, grid, seed), widenings)
-        if found.outcome == "inside":
-            return found.best
-        try:  # at the end of the widest grid this says what to do
-            return find_optimum(found.learning_rates, found.losses)
-        except CertificateError as error:
-            message = f"(N, H, L) = ({shape.key_dim}, {shape.heads}, {shape.depth}), seed {seed}: {error.message}"
-            raise CertificateError(message, measured=error.measured, threshold=error.threshold) from None
+        where = f"(N, H, L) = ({shape.key_dim}, {shape.heads}, {shape.depth}), seed {seed}"
+        return optimum_inside(learning_rates, lambda grid: losses(shape, grid, seed), widenings, where)
 
     optima = np.array([[best(shape, seed) for shape in grown] for seed in seeds])
     return decide_drift(axis, sizes, optima, allowed)

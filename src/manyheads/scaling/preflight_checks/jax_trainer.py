@@ -80,9 +80,9 @@ class JaxTrainer:
         rows |= {name: [Update(float(_rms(now - before[name])))] for name, now in arrays(trained, batch).items()}
         return Measured.of(rows, losses)
 
-    def losses(self, steps: int, factor: float) -> list[float]:
-        """Train at all learning rates times a factor."""
-        return self._train(steps, factor)[1]
+    def losses(self, steps: int, factor: float, parts: int = 1) -> list[float]:
+        """Train at all learning rates times a factor, on several batches a step."""
+        return self._train(steps, factor, parts)[1]
 
     def _pure(self, weights: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
         assert self.training.loss is not None
@@ -92,15 +92,17 @@ class JaxTrainer:
             raise UsageError("the loss is no number: return one, or (loss, {name: array})")
         return loss, dict(arrays)
 
-    def _train(self, steps: int, factor: float) -> tuple[Any, list[float]]:
-        def step(weights: Any, state: Any, batch: Any, scale: Any) -> Any:
-            loss, slopes = jax.value_and_grad(lambda each: self._pure(each, batch)[0])(weights)
+    def _train(self, steps: int, factor: float, parts: int = 1) -> tuple[Any, list[float]]:
+        def step(weights: Any, state: Any, batches: Any, scale: Any) -> Any:
+            mean = lambda each: sum(self._pure(each, batch)[0] for batch in batches) / parts  # noqa: E731
+            loss, slopes = jax.value_and_grad(mean)(weights)
             updates, state = self.training.optimizer.update(slopes, state, weights)
             return optax.apply_updates(weights, jax.tree.map(lambda each: scale * each, updates)), state, loss
 
         weights, state, found, run = self.start, self.training.optimizer.init(self.start), [], None
         for number in range(steps):
-            arguments = (weights, state, self.training.batch(number), jnp.float32(factor))
+            batches = [self.training.batch(number * parts + part) for part in range(parts)]
+            arguments = (weights, state, batches, jnp.float32(factor))
             run = run or compiled(step, arguments)
             weights, state, loss = run(*arguments)
             found.append(float(loss))

@@ -7,9 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from manyheads.errors import UsageError
-from manyheads.scaling.axes import AXES, Axis, check_seeds, find_axis, shapes_along, size_along
+import numpy as np
+
+from manyheads.errors import UsageError, check_rising
+from manyheads.scaling.axes import (
+    AXES,
+    TRAINING_AXES,
+    Axis,
+    TrainingAxis,
+    check_seeds,
+    find_axis,
+    shapes_along,
+    size_along,
+)
 from manyheads.scaling.checks.transfer_check import LAST
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
@@ -26,7 +38,7 @@ def preflight(
     make: Make,
     base: Shape | Sequence[int],
     *,
-    axes: Sequence[Axis] | Mapping[Axis, Sequence[int]] = ("key_dim", "heads", "depth"),
+    axes: Sequence[Axis | TrainingAxis] | Mapping[Axis | TrainingAxis, Sequence[int]] = ("key_dim", "heads", "depth"),
     parametrization: Parametrization | None = None,
     hyperparameters: BaseHyperparameters | None = None,
     steps: int = 8,
@@ -47,7 +59,8 @@ def preflight(
     base
         Shape at which hyperparameters were tuned.
     axes
-        Axes to grow along from the base, to twice and four times its size; or axis → sizes.
+        Axes to grow along from the base, to twice and four times its size; or axis → sizes. Along `"batch"`, multiples
+        of your own, and `"steps"` the model stays, and the exponent of the best learning rate is measured.
     parametrization, hyperparameters
         To judge by, with a model whose parameters have known names, or with roles; without both updates are measured
         and held against flat ones. Settings are audited if hyperparameters are given.
@@ -57,9 +70,9 @@ def preflight(
         At least two.
     rate_factors
         Factors of all learning rates to search for the best one, equally spaced in the logarithm, such as
-        `np.geomspace(1/8, 8, 7)`; none for no search.
+        `np.geomspace(1/8, 8, 7)`, which is taken along batch and steps; none for no search along the others.
     train
-        Steps of a training of that search.
+        Steps of a training of that search; along batch and steps of the shortest one.
     limit
         CPU seconds that are allowed by the estimate, which is made from one step at every shape before the rest.
     announce
@@ -77,26 +90,35 @@ def preflight(
     check_seeds(seeds)
     if steps < 1 or train < LAST:
         raise UsageError(f"steps={steps}, train={train}: give at least 1 and {LAST} steps")
-    given = axes if isinstance(axes, Mapping) else {axis: _grown(axis, base) for axis in axes}
-    along = {axis: shapes_along(axis, base, sorted(sizes)) for axis, sizes in given.items()}
+    given: Mapping[Any, Sequence[int]] = (
+        axes if isinstance(axes, Mapping) else {axis: _grown(axis, base, train) for axis in axes}
+    )
+    beside = {axis: sorted(given[axis]) for axis in TRAINING_AXES if axis in given}
+    along = {axis: shapes_along(axis, base, sorted(sizes)) for axis, sizes in given.items() if axis not in beside}
     for each in along.values():
         find_axis(each)
-    if not along:
-        raise UsageError(f"axes={axes!r}: give at least one of {', '.join(AXES)}")
+    for axis, numbers in beside.items():
+        check_rising(axis, numbers, LAST if axis == "steps" else 1)
+    if not given:
+        raise UsageError(f"axes={axes!r}: give at least one of {', '.join((*AXES, *TRAINING_AXES))}")
     run = Runs(make, list(seeds), steps)
     shapes = list(dict.fromkeys([base, *(shape for each in along.values() for shape in each)]))
-    run.estimate(shapes, along, len(rate_factors), train, limit, announce)
-    judge = Judge(None if run.unknown_roles else parametrization, hyperparameters, run)
-    if parametrization is not None and run.unknown_roles:
+    grid = rate_factors if len(rate_factors) or not beside else np.geomspace(1 / 8, 8, 7).tolist()
+    run.estimate(shapes, along, len(grid), train, limit, announce, beside)
+    judge = Judge(None if run.unknown_roles or not along else parametrization, hyperparameters, run)
+    if parametrization is not None and run.unknown_roles and along:
         run.notes.append(f"not judged: {run.unknown_roles}")
     if judge.p is not None:
         judge.read_all(shapes, along)  # before training: what cannot be read is refused early
-    rows = {shape: [run.measure(shape, seed) for seed in seeds] for shape in shapes}
-    if all(each.losses == row[0].losses and math.isfinite(each.losses[-1]) for row in rows.values() for each in row):
+    rows = {shape: [run.measure(shape, seed) for seed in seeds] for shape in (shapes if along else ())}
+    if along and all(
+        each.losses == row[0].losses and math.isfinite(each.losses[-1]) for row in rows.values() for each in row
+    ):
         raise UsageError("make returned the same training for all seeds: draw weights or batches from the seed")
     growths = [growth for axis, each in along.items() for growth in judge.growths(axis, each, rows)]
     searched = along.values() if len(rate_factors) else ()
     transfers = [found for each in searched for found in run.transfer(each, rate_factors, train)]
+    transfers += [found for axis, each in beside.items() for found in run.exponent(base, axis, each, grid, train)]
     return Preflight(
         tuple(growths),
         judge.p is not None,
@@ -109,7 +131,8 @@ def preflight(
     )
 
 
-def _grown(axis: Axis, base: Shape) -> list[int]:
-    if axis not in AXES:
-        raise UsageError(f"axis={axis!r}: choose one of {', '.join(AXES)}")
-    return [factor * size_along(axis, base) for factor in GROWN]
+def _grown(axis: Axis | TrainingAxis, base: Shape, train: int) -> list[int]:
+    if axis not in (*AXES, *TRAINING_AXES):
+        raise UsageError(f"axis={axis!r}: choose one of {', '.join((*AXES, *TRAINING_AXES))}")
+    first = 1 if axis == "batch" else train if axis == "steps" else size_along(axis, base)
+    return [factor * first for factor in GROWN]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -136,6 +137,7 @@ class Preflight(Shown):
         ]
         transfers = [
             {"axis": each.axis, "sizes": list(each.sizes), "best_rate_factors": each.learning_rates.tolist()}
+            | {name: value if math.isfinite(value) else None for name, value in each.figures.items()}
             | {"outcome": each.outcome, "sentence": each.sentence()}
             for each in self.transfers
         ]
@@ -158,7 +160,8 @@ class Preflight(Shown):
         """Lay out everything, what is wrong first."""
         faults = self.faults()
         lines = [self._headline(), *(f"  WRONG  {each}" for each in faults)]
-        lines.append("updates along each axis:" if self.judged else "updates along each axis, beside a flat one:")
+        if self.growths:
+            lines.append("updates along each axis:" if self.judged else "updates along each axis, beside a flat one:")
         lines += [f"  {say(each, self.judged)}" for each in sorted(self.growths, key=lambda one: one.severity)]
         lines += [f"factor: {each.sentence()}" for each in self.factors if each.right]
         lines += [f"learning rate along {LETTERS[each.axis]}: {each.sentence()}" for each in self.transfers]
@@ -166,10 +169,14 @@ class Preflight(Shown):
 
     def plot(self) -> Figure:
         """Draw the fitted exponents with their intervals over the range that was asked for."""
+        if not self.growths and self.transfers:
+            return self.transfers[0].plot()
         named = [(f"{each.module}, {LETTERS[each.axis]}", each) for each in self.growths]
         return draw_growths(f"Preflight: {self._headline()}", "the size", named)
 
     def _headline(self) -> str:
+        if not self.growths:
+            return f"{len(self.transfers)} exponents of the best learning rate measured"
         if not self.judged:
             changed = f"{len(self.broken)} of {len(self.growths)} updates change with the size"
             number = len(self.faults())

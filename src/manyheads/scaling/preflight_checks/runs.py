@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,9 @@ from numpy.typing import NDArray
 
 from manyheads._extras import require
 from manyheads.errors import CertificateError, UsageError, check_call
-from manyheads.scaling.axes import LETTERS, Axis, find_axis
+from manyheads.scaling.axes import LETTERS, Axis, TrainingAxis, find_axis
 from manyheads.scaling.checks.transfer_check import LAST, TransferCheck, transfer_check
+from manyheads.scaling.preflight_checks.rate_exponents import RateExponent, search_exponent
 from manyheads.scaling.preflight_checks.result import Cost
 from manyheads.scaling.preflight_checks.torch_trainer import TorchTrainer
 from manyheads.scaling.preflight_checks.training import RETURNED, Make, Measured, Membership, Training
@@ -43,17 +46,27 @@ class Runs:
     membership: Membership = field(default_factory=Membership)
     unknown_roles: str = ""
 
-    def build(self, shape: Shape, seed: int) -> TorchTrainer | JaxTrainer:
-        """Build a training that was not there before."""
+    def build(self, shape: Shape, seed: int, steps: int | None = None) -> TorchTrainer | JaxTrainer:
+        """Build a training that was not there before, for a number of steps where they are varied."""
         name = getattr(self.make, "__name__", "make")
         check_call(name, self.make, "shape", "seed", returns=f" that returns {RETURNED}")
-        training = Training.of(self.make(shape, seed), name)
+        takes_steps = steps and "steps" in inspect.signature(self.make).parameters
+        make: Callable[..., Any] = self.make
+        training = Training.of(make(shape, seed, **({"steps": steps} if takes_steps else {})), name)
         model = training.model
         if any(each() is model for each in self.seen):
             raise UsageError(f"{name} returned the same model twice: build a new one from (shape, seed) each time")
         if hasattr(model, "__weakref__"):
             self.seen = [each for each in self.seen if each() is not None] + [weakref.ref(model)]
-        return find_trainer(training)
+        trainer = find_trainer(training)
+        if steps and not takes_steps:
+            if getattr(trainer, "schedules", ()):
+                raise UsageError(
+                    f"{name} schedules the learning rate, and its number of steps is varied: take it as a third "
+                    "argument, (shape, seed, steps=None), and build the schedule for it"
+                )
+            self.notes.append(f"{name} does not take steps: a schedule within the optimizer is not adapted to them")
+        return trainer
 
     def estimate(
         self,
@@ -63,9 +76,12 @@ class Runs:
         train: int,
         limit: float,
         announce: Callable[[str], None],
+        beside: Mapping[TrainingAxis, Sequence[int]],
     ) -> None:
         """Time one step at every shape, smallest first, and refuse what takes longer than the limit."""
         total = 0.0
+        searches = sum(map(len, beside.values()))
+        batches = sum(sum(n) if axis == "steps" else train * max(n) * len(n) for axis, n in beside.items())
         with seeded(self.seeds[0]):
             self.build(shapes[0], self.seeds[0])  # imports what building needs
         on_axes = [shape for each in along.values() for shape in each]
@@ -87,13 +103,15 @@ class Runs:
             runs = len(self.seeds)
             total += runs * (built + (self.steps + 2) * step)
             total += runs * rates * on_axes.count(shape) * (built + train * step)
+            if shape == shapes[0]:
+                total += runs * rates * (built * searches + batches * step)
             if total > limit:
                 raise UsageError(
                     f"a preflight up to (N, H, L) = ({shape.key_dim}, {shape.heads}, {shape.depth}) takes about "
                     f"{total:.0f} CPU s, and limit={limit:g}: fewer steps, seeds or rates, "
                     "smaller sizes or batches, or a higher limit"
                 )
-        runs = len(self.seeds) * (len(shapes) + rates * len(on_axes))
+        runs = len(self.seeds) * (len(shapes) + rates * (len(on_axes) + searches))
         announce(f"about {total:.0f} CPU s for {runs} trainings at {len(shapes)} shapes")
         for axis, each in along.items():
             if len(counts := {self.sizes[shape] for shape in each}) < 2:
@@ -120,12 +138,33 @@ class Runs:
                 self._count(train)
             return found
 
+        check = partial(transfer_check, shapes, factors, losses, seeds=self.seeds, widenings=1)
+        return self._inside(LETTERS[find_axis(shapes)[0]], check)
+
+    def exponent(
+        self, base: Shape, axis: TrainingAxis, sizes: Sequence[int], factors: Sequence[float], train: int
+    ) -> list[RateExponent]:
+        """Search the best factor of the learning rates at every batch size or number of steps."""
+
+        def losses(seed: int, steps: int, parts: int, factor: float) -> list[float]:
+            with seeded(seed):
+                trainer = self.build(base, seed, steps)
+                found = trainer.losses(steps, factor, parts)
+            self._count(steps * parts)
+            if trainer.training.repeats(steps * parts):
+                self.notes.append(f"{axis}: batches are repeated, as there are fewer than a training takes; give more")
+            return found
+
+        grid = np.asarray(factors, np.float64)
+        return self._inside(axis, partial(search_exponent, axis, sizes, grid, losses, self.seeds, train))
+
+    def _inside(self, axis: str, check: Callable[[], Any]) -> list[Any]:
+        """Return what a search found, or note that an optimum lies at an end of the grid."""
         try:
-            return [transfer_check(shapes, factors, losses, seeds=self.seeds, widenings=1)]
+            return [check()]
         except CertificateError as error:
-            axis, _ = find_axis(shapes)
             self.notes.append(
-                f"learning rate along {LETTERS[axis]}: not decided, {error.message}; these are factors of your own "
+                f"learning rate along {axis}: not decided, {error.message}; these are factors of your own "
                 "learning rates, rate_factors (--rate-factors LOW HIGH COUNT on the command line)"
             )
             return []

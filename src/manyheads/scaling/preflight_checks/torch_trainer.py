@@ -15,7 +15,7 @@ from manyheads.errors import UsageError
 from manyheads.models.names import join_layers
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import find_unknown, unwrap
-from manyheads.models.torch.modules import first_tensor, inference
+from manyheads.models.torch.modules import first_tensor, inference, whole
 from manyheads.scaling.preflight_checks.training import (
     OUTPUTS,
     STREAM,
@@ -63,22 +63,24 @@ class TorchTrainer:
         own = {id(t) for module in self._computing() for t in module.parameters(recurse=False)}
         for name, tensor in self.model.named_parameters():
             if id(tensor) not in own and tensor.requires_grad:
-                rows.setdefault(join_layers(name), []).append(Update(_rms(_whole(tensor) - start[name])))
+                rows.setdefault(join_layers(name), []).append(Update(_rms(whole(tensor) - start[name])))
         return Measured.of(rows, losses)
 
-    def losses(self, steps: int, factor: float) -> list[float]:
-        """Train at all learning rates times a factor; a training that is not finite any more ends there."""
+    def losses(self, steps: int, factor: float, parts: int = 1) -> list[float]:
+        """Train at all learning rates times a factor, on several batches a step; end where a loss is not finite."""
         self._scale_rates(factor)
         self.model.train()
         found = []
         for step in range(steps):
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
-            loss = self._loss(self.training.batch(step))
-            found.append(float(loss.detach()))
-            if not math.isfinite(found[-1]):
-                return found + [math.inf] * (steps - len(found))
-            loss.backward()
+            found.append(0.0)
+            for part in range(parts):
+                loss = self._loss(self.training.batch(step * parts + part)) / parts
+                found[-1] += float(loss.detach())
+                if not math.isfinite(found[-1]):
+                    return found + [math.inf] * (steps - len(found))
+                loss.backward()
             for optimizer in self.optimizers:
                 optimizer.step()
             for schedule, _ in self.schedules:
@@ -193,12 +195,6 @@ class TorchTrainer:
         trained = (m for m in self._computing() if any(t.requires_grad for t in m.parameters(recurse=False)))
         for module in trained:
             yield module, compare(names[module])
-
-
-def _whole(tensor: Tensor) -> Any:
-    """Return a parameter, gathered where it is sharded (DTensor)."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _find_loss(result: Any) -> Any:

@@ -71,6 +71,10 @@ class Training:
             raise UsageError("batches is empty: give at least one batch")
         return self._kept[step % len(self._kept)]
 
+    def repeats(self, steps: int) -> bool:
+        """Whether so many steps, which were taken, met a batch twice."""
+        return len(self._kept) < steps
+
 
 @dataclass(frozen=True)
 class Update:

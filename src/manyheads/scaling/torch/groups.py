@@ -127,13 +127,19 @@ def initialize_model(
         raise UsageError("a model on the device meta holds no numbers: model.to_empty(device=...) first")
     with torch.no_grad():
         for target in targets:
-            tensor = read.tensors[target.parameter.name]
+            parameter: Any = read.tensors[target.parameter.name]
+            sharded = hasattr(parameter, "device_mesh")  # every rank draws all of it, and the first one's is scattered
+            like = {"dtype": parameter.dtype, "device": parameter.device}
+            tensor: Any = torch.empty(parameter.shape, **like) if sharded else parameter
             if target.start == "random":
                 tensor.normal_(0.0, target.initial or 0.0, generator=generator)
             else:
                 tensor.fill_((target.initial or 0.0) - target.parameter.offset)
             if (row := read.padding.get(target.parameter.name)) is not None:
                 tensor[row] = 0
+            if sharded:
+                mesh, placements = parameter.device_mesh, parameter.placements
+                parameter.copy_(torch.distributed.tensor.distribute_tensor(tensor, mesh, placements))
 
 
 def scale_logits(model: Module, p: Parametrization) -> int:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from manyheads.models.torch.lazy_torch import Tensor, torch
+from manyheads.models.torch.modules import whole
 
 FALSE_ALARM = 1e-6  # probability that the std of a rightly drawn parameter is called wrong
 
@@ -18,7 +19,7 @@ def measure_init(tensor: Tensor, start: str, padding: int | None = None, offset:
     """
     if tensor.is_meta or not tensor.numel():
         return {}
-    values, count = tensor.detach(), tensor.numel()
+    values, count = whole(tensor), tensor.numel()
     if start == "one":
         flat = values.double().flatten()
         std = offset + float(flat[(flat - flat.mean()).abs().argmax()])
