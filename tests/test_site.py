@@ -94,6 +94,9 @@ def test_bars_of_absolute_values_are_escaped_outside_of_mathematics(extensions):
 def test_every_result_of_the_acceptance_lane_is_on_its_page(extensions):
     import results_page
 
+    unmet = {f"{row['wing']}/{row['figure']}" for row in results_page.results() if not row["met"]}
+    assert set(results_page.reasons()) == unmet
+
     page = (ROOT / "docs/acceptance.md").read_text(encoding="utf-8").replace(results_page.MARK, results_page.page())
     for row in results_page.results():
         assert page.count(f"| {row['figure']} | {row['claim'].replace('|', '/')} |") == 1
