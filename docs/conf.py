@@ -23,6 +23,7 @@ extensions = [
     "api_pages",
     "gallery_pages",
     "coverage_verdicts",
+    "llms_page",
     "performance_page",
     "results_page",
 ]
@@ -65,6 +66,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }
+html_context = {"default_mode": "auto"}
 html_sidebars = {"index": [], "compare": []}
 
 OUTSIDE = {  # files of the repository that are pages of the site

@@ -19,7 +19,7 @@ def extensions(monkeypatch):
     import gallery_pages
 
     yield api_pages, gallery_pages
-    for name in ("api_pages", "gallery_pages", "coverage_verdicts", "results_page"):
+    for name in ("api_pages", "gallery_pages", "coverage_verdicts", "results_page", "llms_page"):
         sys.modules.pop(name, None)
 
 
@@ -78,6 +78,27 @@ def test_every_row_of_the_coverage_page_is_one_claim_of_a_study(extensions):
         assert (ROOT / path.strip("`")).exists()
 
 
+def test_every_page_is_in_the_list_for_language_models(extensions):
+    import llms_page
+
+    lines = llms_page.listing(ROOT / "docs").splitlines()
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/tours").glob("*.md")]
+    included = {"changelog.md", "contributing.md", "notebook.md"}  # files of the repository
+    assert len(lines) == len([page for page in pages if page.name not in included])
+    assert sum(": " in line for line in lines) > 0.8 * len(lines)
+
+
+def test_the_page_for_assistants_names_what_exists():
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 60
+    for path in re.findall(r"`((?:src|tests)/[\w./]+)`", text) + re.findall(r"\]\(([\w./]+)\)", text):
+        assert (ROOT / path).exists(), path
+    targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE)) <= targets
+    for module in re.findall(r"^python -m ([\w.]+)", text, re.MULTILINE):
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+
+
 def test_every_public_name_has_a_page(extensions, tmp_path):
     api = extensions[0]
     api.write_pages(tmp_path)
@@ -93,6 +114,9 @@ def test_bars_of_absolute_values_are_escaped_outside_of_mathematics(extensions):
 
 def test_every_result_of_the_acceptance_lane_is_on_its_page(extensions):
     import results_page
+
+    unmet = {f"{row['wing']}/{row['figure']}" for row in results_page.results() if not row["met"]}
+    assert set(results_page.reasons()) == unmet
 
     page = (ROOT / "docs/acceptance.md").read_text(encoding="utf-8").replace(results_page.MARK, results_page.page())
     for row in results_page.results():

@@ -27,6 +27,11 @@ def results():
     return json.loads((ROOT / "tests/acceptance/results.json").read_text(encoding="utf-8"))
 
 
+def reasons():
+    """Return why figures are not met, in a sentence each."""
+    return json.loads(Path(__file__).with_name("unmet.json").read_text(encoding="utf-8"))
+
+
 def page():
     """Return the sections: met by wing, not met, and a table with folded details for each wing."""
     wings = {}
@@ -34,10 +39,10 @@ def page():
         wings.setdefault(row["wing"], []).append(row)
     met = {wing: sum(row["met"] for row in rows) for wing, rows in wings.items()}
     counts = table(("wing", "met", "measured"), [(wing, met[wing], len(rows)) for wing, rows in wings.items()])
-    failed = [row for row in results() if not row["met"]]
-    failed = [(f"{row['wing']}/{row['figure']}", row["claim"], short(row), row["required"]) for row in failed]
+    names = {f"{row['wing']}/{row['figure']}": row for row in results() if not row["met"]}
+    failed = [(name, row["claim"], short(row), row["required"], reasons()[name]) for name, row in names.items()]
     head = f"{sum(met.values())} of {len(results())} figures are met."
-    parts = [head, counts, "## Not met", table(("figure", "claim", "measured", "required"), failed)]
+    parts = [head, counts, "## Not met", table(("figure", "claim", "measured", "required", "why"), failed)]
     for wing, rows in wings.items():
         shown = [(row["figure"], row["claim"], short(row), row["required"], verdict(row)) for row in rows]
         parts += [f"## {wing}", table(("figure", "claim", "measured", "required", "verdict"), shown)]
