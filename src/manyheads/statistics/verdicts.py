@@ -64,6 +64,7 @@ def decide(
 
     Examples
     --------
+    >>> from manyheads.statistics import Interval
     >>> decide(0.9, Interval(0.7, 1.1), target=0.0, tolerance=(float("inf"), 0.2))
     'refuted'
     """

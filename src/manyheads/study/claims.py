@@ -150,19 +150,17 @@ class Claim:
 
     def _decided(self, found: Any) -> Verdict:
         """Choose the rule by what was measured."""
-        from manyheads.statistics import Interval
-        from manyheads.statistics.exponents import ExponentFit
-        from manyheads.statistics.verdicts import replicates_to_decide
+        from manyheads.statistics import Interval, exponents, verdicts
 
         target, tolerance = self.region
         stated: dict[str, Any] = {**self.region._asdict(), "basis": self.basis, "expected": self.expected}
         error, dof = self.prediction_error, self.prediction_dof
         if hasattr(found, "decided"):
             found = found.decided(self.region)
-        if isinstance(found, ExponentFit):
-            exponents = found.replicate_exponents
-            few = len(exponents) < 2
-            needed = None if few else replicates_to_decide(exponents, target, tolerance, level=LEVEL)
+        if isinstance(found, exponents.ExponentFit):
+            rates = found.replicate_exponents
+            few = len(rates) < 2
+            needed = None if few else verdicts.replicates_to_decide(rates, target, tolerance, level=LEVEL)
             found = found.exponent, found.interval, needed
         if isinstance(found, SampledFigure):
             found, error, dof = found

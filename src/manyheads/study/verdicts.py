@@ -8,18 +8,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from manyheads import statistics
 from manyheads._arrays import takes_arrays
+from manyheads._extras import Figure, Float, pd
 from manyheads._json import Json
 from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from jaxtyping import Float
-    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
-    from manyheads.statistics import Interval
     from manyheads.statistics.verdicts import Outcome
 
 LEVEL = 0.99  # coverage of every interval behind a verdict
@@ -80,7 +78,7 @@ class Verdict(Shown):
     def from_interval(
         cls,
         claim: str,
-        interval: Interval,
+        interval: statistics.Interval,
         *,
         target: float,
         tolerance: Tolerance,
@@ -103,8 +101,6 @@ class Verdict(Shown):
         ...                       basis="two standard errors of the slope at these sizes").outcome
         'holds'
         """
-        from manyheads.statistics import decide
-
         if not basis.strip():
             raise UsageError(f"claim {claim!r}: say from what the tolerance follows")
         below, above = tolerance if isinstance(tolerance, tuple) else (tolerance, tolerance)
@@ -112,7 +108,7 @@ class Verdict(Shown):
             raise UsageError(f"claim {claim!r}: the interval {interval} lies beyond the bounds {bounds}")
         interval = replace(interval, low=max(interval.low, bounds[0]), high=min(interval.high, bounds[1]))
         middle = interval.low / 2 + interval.high / 2 if figure is None else float(figure)
-        outcome = decide(middle, interval, target, tolerance)
+        outcome = statistics.decide(middle, interval, target, tolerance)
         ends, widths = (interval.low, interval.high), (float(below), float(above))
         needed = replicates_needed if outcome == "inconclusive" else None
         return cls(claim, expected, outcome, middle, ends, float(target), widths, basis, needed, bounds=bounds)
@@ -155,34 +151,27 @@ class Verdict(Shown):
         UsageError
             As `from_interval`.
         """
-        from manyheads.statistics import decide
-        from manyheads.statistics.intervals import (
-            as_samples,
-            discrepancy_interval,
-            mean_of,
-            student_interval,
-            t_quantile,
-        )
+        from manyheads.statistics import intervals
         from manyheads.statistics.verdicts import replicates_to_decide
 
-        values = as_samples(samples)
+        values = intervals.as_samples(samples)
         origin = target if prediction_error else 0.0
         sampled = values, origin, prediction_error, prediction_dof
         silent = resolution == 0 and values.min() == values.max()
         interval, plain = (
-            gap.shifted(origin).widened(math.inf if silent else resolution)
-            for gap in (discrepancy_interval(*sampled, level=LEVEL), student_interval(*sampled, level=LEVEL))
+            kind(*sampled, level=LEVEL).shifted(origin).widened(math.inf if silent else resolution)
+            for kind in (intervals.discrepancy_interval, intervals.student_interval)
         )
-        fixed = math.hypot(float(t_quantile(LEVEL, prediction_dof)) * prediction_error, resolution)
+        fixed = math.hypot(float(intervals.t_quantile(LEVEL, prediction_dof)) * prediction_error, resolution)
         needed = replicates_to_decide(values, target, tolerance, level=LEVEL, prediction_error=fixed)
-        figure, needed = float(mean_of(values)), None if silent else needed
+        figure, needed = float(intervals.mean_of(values)), None if silent else needed
         stated: dict[str, Any] = {"target": target, "tolerance": tolerance, "basis": basis, "expected": expected}
         verdict = cls.from_interval(claim, interval, figure=figure, replicates_needed=needed, bounds=bounds, **stated)
         if verdict.outcome != "inconclusive" or values.size == 1:
             return verdict
         if silent:
             return replace(verdict, note="all replicates are equal, and no resolution says how far they could differ")
-        if decide(figure, plain, target, tolerance) == "inconclusive":
+        if statistics.decide(figure, plain, target, tolerance) == "inconclusive":
             return verdict
         return replace(verdict, note=f"{values.size} replicates are too few for samples of this skewness")
 
@@ -191,7 +180,6 @@ class Verdict(Shown):
 
         Student's interval grows by `sequence_factor`, and others in proportion; an exact figure has none.
         """
-        from manyheads.statistics import Interval, decide
         from manyheads.statistics.verdicts import sequence_factor
 
         if self.interval[0] == self.interval[1] or not math.isfinite(self.figure):
@@ -199,8 +187,9 @@ class Verdict(Shown):
         more, middle = sequence_factor(LEVEL, first, now) - 1, self.figure
         low, high = self.interval
         low, high = low - more * abs(middle - low), high + more * abs(high - middle)
-        interval = Interval(max(low, self.bounds[0]), min(high, self.bounds[1]), LEVEL)
-        outcome, ends = decide(self.figure, interval, self.target, self.tolerance), (interval.low, interval.high)
+        interval = statistics.Interval(max(low, self.bounds[0]), min(high, self.bounds[1]), LEVEL)
+        outcome = statistics.decide(self.figure, interval, self.target, self.tolerance)
+        ends = interval.low, interval.high
         note = "; ".join(filter(None, (self.note, f"interval valid at any number of replicates from {first} on")))
         return replace(self, outcome=outcome, interval=ends, replicates_needed=None, note=note)
 
@@ -209,10 +198,8 @@ class Verdict(Shown):
         cls, claim: str, figure: float, *, target: float, tolerance: Tolerance, basis: str, expected: Expected = "holds"
     ) -> Verdict:
         """Decide a claim on a figure without sampling error: a count, a closed form, a bound over all replicates."""
-        from manyheads.statistics import Interval
-
         stated: dict[str, Any] = {"target": target, "tolerance": tolerance, "basis": basis, "expected": expected}
-        return cls.from_interval(claim, Interval(float(figure), float(figure), 1.0), figure=figure, **stated)
+        return cls.from_interval(claim, statistics.Interval(float(figure), float(figure), 1.0), figure=figure, **stated)
 
     @property
     def as_expected(self) -> bool:
