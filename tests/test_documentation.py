@@ -3,12 +3,15 @@
 import doctest
 import html
 import importlib
+import json
 import os
 import pkgutil
 import re
 import shlex
 import sys
+from contextlib import redirect_stdout
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,7 @@ FILES = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/tours/*.md")]
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in FILES)]
 GENERATED = ("docs/api/", "docs/gallery/")  # pages that `make docs` writes
 BLOCK = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-SAVED = re.compile(r"Save this as `(?P<name>\w+)\.py`:\s*\Z")
+SAVED = re.compile(r"`(?P<name>\w+)\.py`:\s*\Z")  # the name of the file that the next block is
 MODULES = sorted(module.name for module in pkgutil.walk_packages(manyheads.__path__, "manyheads."))
 SLOW = {  # pages and modules whose examples compile or train for more than a CPU second
     "docs/contrastive-learning.md",
@@ -33,7 +36,7 @@ SLOW = {  # pages and modules whose examples compile or train for more than a CP
     "docs/merged-and-separate-weights.md",
     "docs/one-bit-self-attention.md",
     "docs/recovery.md",
-    "docs/results.md",
+    "docs/runs.md",
     "docs/scaling-recipes.md",
     "docs/sparse-contextual-bigrams.md",
     "manyheads.attention.multihead",
@@ -82,6 +85,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     os.environ["XDG_CACHE_HOME"] = str(tmp_path / ".cache")
+    (tmp_path / "model.py").write_bytes((ROOT / "tests/scaling/nanogpt.py").read_bytes())  # as in a clone of nanoGPT
     yield tmp_path
     os.environ.clear()
     os.environ.update(before)
@@ -93,26 +97,40 @@ def folder(tmp_path, monkeypatch):
 def read(page, folder, workers=None):
     """Do what a page says, from top to bottom; return the commands that were run.
 
+    Lines below a command, and a block of text below a block of Python, are what it prints; "..." stands for the rest.
     Where workers are given, studies get so many: spawned ones compile again what this process has compiled.
     """
     text = (ROOT / page).read_text(encoding="utf-8")
-    namespace, commands = {"__name__": "page"}, []
+    namespace, commands, printed = {"__name__": "page"}, [], ""
     for block in BLOCK.finditer(text):
         place = f"{page}, line {text[: block.start()].count(chr(10)) + 1}"
         if block["kind"] == "python" and (saved := SAVED.search(text[: block.start()])):
             (folder / f"{saved['name']}.py").write_text(block["text"], encoding="utf-8")
             importlib.import_module(saved["name"])
         elif block["kind"] in ("python", "{code-cell} python"):
-            exec(compile(block["text"], place, "exec"), namespace)
+            with redirect_stdout(StringIO()) as out:
+                exec(compile(block["text"], place, "exec"), namespace)
+            printed = out.getvalue()
+        elif block["kind"] == "text":
+            expect(block["text"], printed, place)
         elif block["kind"] == "console":
-            for line in block["text"].splitlines():
-                program, *words = shlex.split(line.removeprefix("$ "))
-                assert line.startswith("$ ") and program == "manyheads", f"{place}: {line}"  # noqa: PT018
+            assert block["text"].startswith("$ "), place
+            for line, *shown in (each.splitlines(keepends=True) for each in block["text"].split("$ ")[1:]):
+                program, *words = shlex.split(line)
+                assert program == "manyheads", f"{place}: {line}"
                 commands.append(words)
                 if workers and words[:2] == ["study", "run"]:
                     words += ["--workers", str(workers)]
-                assert main(words) == 0, f"{place}: {line}"
+                with redirect_stdout(StringIO()) as out:
+                    assert main(words) == 0, f"{place}: {line}"
+                expect("".join(shown), out.getvalue(), f"{place}: {line}")
     return commands
+
+
+def expect(shown, printed, place):
+    """Hold what a page shows, where it shows something, against what was printed."""
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    assert not shown or doctest.OutputChecker().check_output(shown, printed, flags), f"{place}\n{printed}"
 
 
 def skip_without_extras(text):
@@ -167,8 +185,17 @@ def test_links_and_commands_of_the_pages_exist():
         assert set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE)) <= targets
     from manyheads.cli import COMMANDS
 
-    verbs = set(re.findall(r"^\| `manyheads (\w+)`", (ROOT / "README.md").read_text(), re.MULTILINE))
+    verbs = set(re.findall(r"`manyheads (\w+)`", (ROOT / "README.md").read_text()))
     assert verbs == {name[0] for name in COMMANDS}  # no verb is promised, none is kept from the reader
+
+
+def test_the_front_page_is_short_and_names_the_field():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 120
+    words = "muP CompleteP Muon DMFT mean-field JoMA 2405.15712 2310.00535 2410.23438 2402.04084"
+    assert [word for word in words.split() if word not in text] == []
+    results = json.loads((ROOT / "tests/acceptance/results.json").read_text(encoding="utf-8"))
+    assert f"{sum(row['met'] for row in results)} of {len(results)} required figures are met" in text
 
 
 def has_examples(name):

@@ -3,17 +3,19 @@
 ``python docs/_ext/collect_gallery.py STORE [STUDY ...]`` takes, for each study or those named, the finished run of its
 default configuration with the most replicates; where the store has none, it runs the study in its smallest
 configuration (``small()``) into the store. The site draws the pictures when it is built, so the files hold numbers
-alone; the two of the README are drawn here.
+alone; those of the front pages are drawn here.
 """
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from gallery_pages import standalone
 
 from manyheads.errors import FileRefused
 from manyheads.study import run
+from manyheads.study.panels import panel_from_json
 from manyheads.study.registry import STUDIES, load
 from manyheads.study.reporting.svg import svg
 from manyheads.study.store.identity import fingerprint
@@ -21,7 +23,7 @@ from manyheads.study.store.run_store import RunStore, find_runs
 
 FOLDER = Path(__file__).parents[1] / "gallery"
 MOST_BYTES = 120_000  # of the pictures of a study: the first ones that fit
-README = {"meanfield/saddle-to-saddle": (0, "saddle-to-saddle.svg"), "demo/text": (1, "head-entropy.svg")}
+FRONT = {"meanfield/saddle-to-saddle": (0, "saddle-to-saddle.svg"), "demo/text": (1, "head-entropy.svg")}
 SEEDS = range(3)  # root seeds under which a run of the default configuration is looked for
 
 
@@ -41,14 +43,27 @@ def main():
             found = RunStore(run(kind.small(), 2, store=store, progress=False).attrs["path"])
         text = json.dumps(entry(found, default is not None), ensure_ascii=False, separators=(",", ":"))
         (FOLDER / f"{name.replace('/', '-')}.json").write_text(text + "\n", encoding="utf-8")
-        if name in README:
-            draw(found.summary().panels, *README[name])
+        if name in FRONT:
+            place, file = FRONT[name]
+            draw(found.summary().panels[place], file)
         print(f"{name}: {'default' if default else 'small'}, {len(text) // 1000} kB", flush=True)
+    draw(transfer(), "learning-rate-transfer.svg")
 
 
-def draw(panels, place, file):
-    """Draw one picture of the README."""
-    (FOLDER.parent / "_static" / file).write_text(standalone(svg(panels[place], "readme-")), encoding="utf-8")
+def draw(panel, file):
+    """Draw a picture of the front pages."""
+    (FOLDER.parent / "_static" / file).write_text(standalone(svg(panel, "front-")), encoding="utf-8")
+
+
+def transfer():
+    """Return loss against learning rate by size: under one rate for all weights, and under the table."""
+    data = json.loads((FOLDER / "limits-learning-rate-transfer.json").read_text(encoding="utf-8"))["panels"][0]
+    panel = panel_from_json(data)
+    along = dict(zip(panel.row_labels, panel.curves, strict=True))
+    shown = {"one rate for all weights": along["standard"][0], "the table's rate for each": along["limits (1, 1)"][0]}
+    title, label = "Final loss against the learning rate, three key dimensions N", "learning rate at the base, log10"
+    curves, columns = (tuple(shown.values()),), tuple(shown)
+    return replace(panel, title=title, x_label=label, curves=curves, row_labels=("",), column_labels=columns, note="")
 
 
 def stored(store):

@@ -20,7 +20,7 @@ from manyheads.study.reporting.overview import (
     state_findings,
     strip_of,
 )
-from manyheads.study.reporting.style import number_text, typeset
+from manyheads.study.reporting.style import colour_rules, number_text, typeset
 from manyheads.study.reporting.svg import describe, svg
 
 LEFT, RIGHT = 100 / 3, 200 / 3  # ends of the range in which a claim holds, in percent of a row
@@ -123,10 +123,12 @@ def test_a_drawing_has_real_text_a_title_and_words():
         ">first<",
         "x (s)",
         "first: from 3 at 1 to 4 at 2.",
-        "var(--c1, #e69f00)",
+        ' stroke="#e69f00" ',
     ):
         assert words in text
     assert "font-family" not in text
+    assert "var(" not in text  # which viewers of pictures do not know
+    assert 'svg [stroke="#e69f00"] { stroke: var(--c1); }' in colour_rules()
     assert (
         describe(Picture("t", "x", "y", ((0.0, math.nan),)))
         == "Heat map of values in 1 rows (y) and 2 columns (x), from 0 to 0."

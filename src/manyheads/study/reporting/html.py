@@ -19,7 +19,7 @@ from manyheads.errors import FileRefused, UsageError
 from manyheads.study.panels import Drawn, Listing, Panel
 from manyheads.study.reporting import overview
 from manyheads.study.reporting.overview import Anchors, format_figure, headline
-from manyheads.study.reporting.style import typeset
+from manyheads.study.reporting.style import colour_rules, typeset
 from manyheads.study.sources import Source
 from manyheads.study.store.disk import printable, write_text
 from manyheads.study.store.run_store import RunStore, find_runs, stored_source
@@ -135,6 +135,7 @@ def write_report(sections: Sequence[Section], out: Path, title: str, introductio
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["math"] = _with_exponents
     script, style = (Markup(loader.get_source(environment, name)[0]) for name in ("report.js", "report.css"))
+    style += Markup(colour_rules())
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     anchors = Anchors()
     shown = [_rendered(section, position, anchors) for position, section in enumerate(sections)]

@@ -1,6 +1,6 @@
-"""Style of drawings: Okabe-Ito colours with markers, and the CSS variables that carry them in a page.
+"""Style of drawings: Okabe-Ito colours with markers, and the CSS variables that stand for them in a page.
 
-A page in dark mode redefines the variables; elsewhere each drawn colour is its own fall-back. Vermillion is kept for
+A page in dark mode redefines the variables; elsewhere a drawing has its own colours. Vermillion is kept for
 refuted claims and unexpected outcomes, so it comes last; the yellow of Okabe and Ito is left out, since nobody sees it
 on white.
 """
@@ -45,10 +45,21 @@ def marker_of(group: int) -> str:
     return MARKERS[(group + group // len(COLOURS)) % len(MARKERS)]
 
 
-def with_variables(svg: str) -> str:
-    """Replace the colours of an SVG text by CSS variables with those colours as fall-back."""
-    colours = rf"(fill|stroke): ({'|'.join(VARIABLES)})"
-    return re.sub(colours, lambda found: f"{found[1]}: var(--{VARIABLES[found[2]]}, {found[2]})", svg)
+def plain_colours(svg: str) -> str:
+    """Move the colours of an SVG text from styles to attributes, which any viewer reads and a page can override."""
+    return re.sub(r' style="([^"]*)"', _attributes, svg)
+
+
+def colour_rules() -> str:
+    """Return the rules of a page that exchange the colours of its drawings for the page's variables."""
+    rule = 'svg [{0}="{1}"] {{ {0}: var(--{2}); }}'
+    return "\n".join(rule.format(kind, *each) for each in VARIABLES.items() for kind in ("fill", "stroke"))
+
+
+def _attributes(style: re.Match[str]) -> str:
+    drawn = re.findall(r"(fill|stroke): (#\w+)", style[1])
+    rest = re.sub(r"(?:fill|stroke): #\w+(?:; *)?", "", style[1]).strip("; ")
+    return "".join(f' {kind}="{colour}"' for kind, colour in drawn) + (f' style="{rest}"' if rest else "")
 
 
 _SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")

@@ -9,7 +9,7 @@ from html import escape
 from manyheads._extras import mpl
 from manyheads.study.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 from manyheads.study.reporting.drawing import draw
-from manyheads.study.reporting.style import STYLE, raised, typeset, with_variables
+from manyheads.study.reporting.style import STYLE, plain_colours, raised, typeset
 
 MOST_CURVES = 8  # that an alternative text describes one by one
 
@@ -37,7 +37,7 @@ def svg(panel: Drawn, prefix: str) -> str:
         f'aria-labelledby="{title} {words}" stroke-linejoin="round"><title id="{title}">{escape(panel.title)}</title>'
         f'<desc id="{words}">{escape(describe(panel))}</desc>'
     )
-    return with_variables(head + text[text.index(">") + 1 :])
+    return plain_colours(head + text[text.index(">") + 1 :])
 
 
 def describe(panel: Drawn) -> str:
