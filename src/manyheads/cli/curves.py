@@ -1,16 +1,20 @@
 """`manyheads curves judge`: what the curves of anybody's trainings say of drop, rebound and loss."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Union
+from typing import TYPE_CHECKING, Annotated, Union
 
 import tyro
 
 from manyheads._overview import plain_text, printable, render_table
 from manyheads.cli.parsing import OptionalPath, Switch
-from manyheads.curves.curve_files import RunCurves
 from manyheads.errors import UsageError
+
+if TYPE_CHECKING:
+    from manyheads.curves.curve_files import RunCurves
 
 Paths = Union[None, tuple[Path, ...]]
 

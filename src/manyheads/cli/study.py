@@ -1,5 +1,7 @@
 """`manyheads study`: list, show and run studies."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import signal
@@ -8,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional, Self, Union
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional, Self, Union
 
 import tyro
 
@@ -18,8 +20,11 @@ from manyheads.cli.help.descriptions import default_of, describe, kept_descripti
 from manyheads.cli.help.wrapping import is_watched, two_columns, wrap, wrap_lines, wrap_output
 from manyheads.cli.parsing import ABSENT, NUMBERS_READ, OptionalInt, Switch, parse_flags
 from manyheads.errors import UsageError
-from manyheads.study import Study, Verdict
 from manyheads.study.registry import STUDIES, load
+
+if TYPE_CHECKING:
+    from manyheads.study.base import Study
+    from manyheads.study.verdicts import Verdict
 
 TABLE = 100  # columns that a table of verdicts takes
 SHOW_USAGE = "usage: manyheads study show NAME\n\nShow the claim, source, flags and size of a study.\n"

@@ -1,14 +1,18 @@
 """Descriptions of studies and of their flags, kept in a file: to import a study takes seconds."""
 
+from __future__ import annotations
+
 import json
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyheads.cli.flags import Flag, flags_of, written
 from manyheads.errors import UsageError
-from manyheads.study.base import Study
 from manyheads.study.registry import STUDIES, load
+
+if TYPE_CHECKING:
+    from manyheads.study.base import Study
 
 DESCRIPTIONS = Path(__file__).with_name("descriptions.json")  # renewed by tests/studies/test_registered_studies.py
 

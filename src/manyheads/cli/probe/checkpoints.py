@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Union
 
 import tyro
 
-from manyheads._extras import np
 from manyheads._extras import xarray as xr
 from manyheads._json import Json, json_ready
 from manyheads._overview import printable, render_table
@@ -132,6 +131,8 @@ def _matrices(found: xr.Dataset) -> str:
 
 def _series(found: xr.Dataset, figure: str) -> str:
     """Return a table of one figure along the series: some checkpoints, evenly chosen, the first and last among them."""
+    import numpy as np
+
     count = found.sizes["checkpoint"]
     places = np.unique(np.linspace(0, count - 1, min(count, SHOWN)).round().astype(int))
     known = ~np.isnan(found[figure].values).all(axis=0)

@@ -1,5 +1,7 @@
 """`manyheads probe health`: alarms and dormant heads of a recorded training."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,6 @@ from typing import Annotated, Union
 
 import tyro
 
-from manyheads._extras import np
 from manyheads._extras import xarray as xr
 from manyheads._overview import printable
 from manyheads.cli.parsing import OptionalInt, Switch
@@ -66,6 +67,8 @@ def _fixed_batch(path: Path) -> tuple[xr.Dataset, xr.Dataset | None]:
 
     Circuits are left out, and updates are None, if they were not recorded.
     """
+    import numpy as np
+
     from manyheads.probe.live.reading import open_recording
 
     tree = open_recording(path)

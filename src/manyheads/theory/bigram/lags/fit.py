@@ -12,7 +12,7 @@ which nothing depends; with :math:`r = \sqrt{2\ln L}` the largest of L such grad
 ridge regression whose strength solves one scalar equation. Both are solved exactly, so the objective falls. It is not
 convex: the fit is the best minimum from several initial values (`initialization`). Then W and A are fitted once more,
 without any penalty, on the lags that were found and still stand out. Losses are measured on samples that were held out
-(`held_out`). Independence is tested on their predictions, by permuted streams (`independence`), and on all samples lag
+(`held_out`). Independence is tested on their predictions, by permuted streams, and on all samples lag
 by lag; if either rejects, all samples give the final fit.
 
 In the words of Raftery's mixture transition distribution (MTD), P(next | past) is a mixture over lags of one transition
