@@ -23,6 +23,7 @@ extensions = [
     "api_pages",
     "gallery_pages",
     "coverage_verdicts",
+    "performance_page",
     "results_page",
 ]
 exclude_patterns = ["_build", "gallery/*.json"]
@@ -64,7 +65,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }
-html_sidebars = {"index": [], "choose": [], "compare": []}
+html_sidebars = {"index": [], "compare": []}
 
 OUTSIDE = {  # files of the repository that are pages of the site
     "../NOTEBOOK.md": "notebook.md",

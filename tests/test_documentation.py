@@ -37,7 +37,7 @@ SLOW = {  # pages and modules whose examples compile or train for more than a CP
     "docs/one-bit-self-attention.md",
     "docs/passive-learning.md",
     "docs/recovery.md",
-    "docs/results.md",
+    "docs/runs.md",
     "docs/scaling-recipes.md",
     "docs/sparse-contextual-bigrams.md",
     "manyheads.attention.multihead",

@@ -61,20 +61,20 @@ def known_claims(study):
     return [[verdict["claim"] for verdict in run] for run in (gallery, recorded["verdicts"]["0"])]
 
 
-def test_every_mark_of_the_coverage_page_is_one_claim_of_a_study(extensions):
+def test_every_row_of_the_coverage_page_is_one_claim_of_a_study(extensions):
     import coverage_verdicts
 
-    text = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
     texts = functools.cache(known_claims)
-    marks = [(mark["study"], mark["claim"]) for mark in coverage_verdicts.MARK.finditer(text)]
-    assert len(marks) > 60
+    rows = [row for section in coverage_verdicts.sections() for row in section["claims"]]
+    marks = [(row["study"], row["verdict"]) for row in rows if "study" in row]
+    assert len(marks) > 200
     found = {mark: {sum(claim.startswith(mark[1]) for claim in run) for run in texts(mark[0])} for mark in marks}
     unknown = {mark[0] for mark, counts in found.items() if counts not in ({1}, {0, 1})}
     assert not unknown
-    filled = coverage_verdicts.fill(text, ROOT / "docs/gallery")
-    assert "`verdict " not in filled
+    filled = coverage_verdicts.page(ROOT / "docs/gallery")
     assert ">refuted" in filled
-    for path in re.findall(r"`tests/[\w/]+\.py`", text):
+    assert filled.count("\n|") == len(rows) + 2 * len(coverage_verdicts.sections())
+    for path in re.findall(r"`tests/[\w/]+\.py`", filled):
         assert (ROOT / path.strip("`")).exists()
 
 

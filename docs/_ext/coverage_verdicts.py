@@ -1,15 +1,16 @@
-"""Verdicts of the coverage page: each ``verdict STUDY: CLAIM`` becomes the outcome and figure of that claim.
+"""Claims of the sources as a page: each row of `coverage.json` with the outcome and figure of its study's claim.
 
-They are taken from the gallery's data and the acceptance lane when the page is read, so the page holds no figure.
+A row with a `study` names the beginning of one of its claims; its verdict is taken from the gallery's data and the
+acceptance lane when the page is read, so the file holds no figure. Other rows have an answer in words.
 """
 
 import json
-import re
 from pathlib import Path
 
 from gallery_pages import default_rows, escape, without_run
+from results_page import table
 
-MARK = re.compile(r"`verdict (?P<study>\S+): (?P<claim>[^`]+)`")
+MARK = "`all claims`"
 
 
 def setup(app):
@@ -17,15 +18,33 @@ def setup(app):
 
     def read(app, name, source):
         if name == "coverage":
-            source[0] = fill(source[0], Path(app.srcdir) / "gallery")
+            source[0] = source[0].replace(MARK, page(Path(app.srcdir) / "gallery"))
 
     app.connect("source-read", read)
     return {"parallel_read_safe": True}
 
 
-def fill(text, folder):
-    """Return the page with verdicts in the place of the marks."""
-    return MARK.sub(lambda mark: verdict(mark["study"], mark["claim"], folder), text)
+def sections():
+    """Return the sources with their claims."""
+    return json.loads(Path(__file__).with_name("coverage.json").read_text(encoding="utf-8"))
+
+
+def page(folder):
+    """Return a section with a table for each source."""
+    parts = []
+    for section in sections():
+        rows = [(row["claim"], row["place"], *answer(row, folder)) for row in section["claims"]]
+        parts += [f"## {section['source']}", table(("claim", "place", "answer", "verdict"), rows)]
+    return "\n\n".join(parts)
+
+
+def answer(row, folder):
+    """Return what answers a claim, and the verdict."""
+    if study := row.get("study"):
+        link = f"[{study}](gallery/{study.replace('/', '-')}.md)"
+        return link, verdict(study, row["verdict"], folder)
+    command = f", {row['command']}" if "command" in row else ""
+    return row["answer"] + command, row["verdict"]
 
 
 def verdict(study, claim, folder):

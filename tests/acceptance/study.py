@@ -126,8 +126,8 @@ def executors(folder: Path, seeds: int) -> Measured:
 
 
 def recipes(folder: Path) -> Measured:
-    """Run the recipes of docs/clusters.md whose package is installed, and compare each with one process."""
-    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    """Run the recipes of docs/runs.md whose package is installed, and compare each with one process."""
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
     whole = run("joma/latent-tree", store=folder / "whole", progress=False, depth=3, samples=(64, 128))
     faults, done, absent = [], [], []
     for text in re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL):

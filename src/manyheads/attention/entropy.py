@@ -18,7 +18,7 @@ import numpy as np
 
 from manyheads._arrays import follows_arrays
 from manyheads._namespaces import Array, cast, in_common_dtype, is_torch, kind, like, namespace
-from manyheads.attention.masks import Mask, as_array, as_rule, cut, evaluate, part_of
+from manyheads.attention.masks import Mask, as_array, as_rule, causal, cut, evaluate, part_of
 from manyheads.attention.softmax import align, batch_of, reduce_rows
 from manyheads.errors import ShapeError, check_integer
 
@@ -78,7 +78,9 @@ def attention_entropy(
     -----
     The error against double precision is at most 4 eps max(1, max |s|), eps being that of the dtype computed in, as
     long as H < 8. Beyond, in nearly uniform rows of more than 2980 keys, rounding the exact entropy to float32 alone
-    may cost 4 eps (for H < 16), and the error is at most 8 eps.
+    may cost 4 eps (for H < 16), and the error is at most 8 eps. Tensors on a GPU
+    without gradients and with no mask but `causal` take one pass of a kernel; the error is then at most
+    16 eps max(1, scale |q| |k|).
 
     Examples
     --------
@@ -95,7 +97,27 @@ def attention_entropy(
         from manyheads.attention.traced_entropy import traced_entropy
 
         return traced_entropy(queries, of_keys, scale, rule, int(block))
+    if is_torch(queries) and is_torch(of_keys) and (rule is None or rule is causal) and not hasattr(scale, "shape"):
+        from manyheads.attention.flash_kernel import serves
+
+        wanted = queries.requires_grad or of_keys.requires_grad
+        if queries.dtype == of_keys.dtype and queries.element_size() <= 4 and not wanted and serves(queries):
+            return _by_kernel(queries, of_keys, float(scale), rule is causal)
     return _stream(queries, of_keys, scale, rule, int(block))
+
+
+def _by_kernel(q: Array, k: Array, scale: float, falling: bool) -> Reduced:
+    """Take both figures of all rows from one pass on a GPU; heads that share keys are not copied."""
+    from manyheads.attention.flash_kernel import attend
+
+    batch = batch_of(q, k, None)
+    shared = batch[-1] if batch and k.ndim == len(batch) + 2 and k.shape[-3] == 1 else 1
+    queries = q.expand(*batch, *q.shape[-2:]).reshape(1, -1, *q.shape[-2:])
+    parts = (*batch[:-1], 1) if shared > 1 else batch
+    keys = k.expand(*parts, *k.shape[-2:]).reshape(1, -1, *k.shape[-2:])
+    found = attend(queries, keys, None, ("entropy", "logsumexp"), scale=scale, causal=falling)[1]
+    entropy, logsumexp = (found[name].reshape(*batch, q.shape[-2]) for name in ("entropy", "logsumexp"))
+    return entropy.clamp_min(0.0), logsumexp
 
 
 def _check(q: Array, k: Array, rule: Mask | None, block: int) -> None:

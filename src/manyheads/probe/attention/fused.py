@@ -12,10 +12,15 @@ a further value column with the position gives the mean attended position. A sec
 and the largest logit is exact: rows are evaluated in falling order of that bound until the best logit found is no
 smaller than the next bound. Heads near uniform attention, as in untrained models, need most of the rows. H cancels,
 with an error of a few eps max(1, max |s|), eps that of float32.
+
+On a GPU the kernel of `flash_kernel` gives all of it in one pass, the attention's output too if values are given.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
 
+from manyheads.attention.flash_kernel import attend, runs_on
 from manyheads.models.torch.lazy_torch import Tensor, torch
 from manyheads.probe.attention.interface import AttentionCall
 from manyheads.probe.attention.row_statistics import fold_sink, summarize_mask
@@ -36,6 +41,8 @@ def fused_statistics(
     Returned as by `row_statistics` for all rows, without max_logit, but with the largest logit of each head over the
     batch and the rows that count, (H,), or None.
     """
+    if runs_on(call.query.device):
+        return kernel_statistics(call, figures)[1:]
     rows = torch.arange(call.query.shape[2], device=call.query.device)
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     query, key = call.query.to(dtype), call.key.to(dtype)
@@ -75,6 +82,50 @@ def fused_statistics(
         largest = largest_logit(call, query * call.scale, key, bound)
     levels = {name: level for name, level in summary.levels(call.sink is not None).items() if name in statistics}
     return statistics, levels, counted, largest
+
+
+def attend_call(
+    call: AttentionCall, value: Tensor | None, statistics: Collection[str], first: Tensor | None = None
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Return output and statistics of a call by the kernel of GPUs."""
+    score = {"mask": call.mask, "bias": call.bias, "softcap": call.softcap, "sink": call.sink}
+    options: dict[str, Any] = score | {"scale": call.scale, "causal": call.causal, "offset": 0, "first": first}
+    return attend(call.query, call.key, value, statistics, **options)
+
+
+def kernel_statistics(
+    call: AttentionCall, figures: Collection[str], value: Tensor | None = None
+) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor], Tensor, Tensor | None]:
+    """Compute the same by the kernel of GPUs, and with values the output (B, n, H, d) and its `output_square`.
+
+    Without a mask, levels and the rows that count stand on the CPU.
+    """
+    if call.query.element_size() > 4:
+        call = replace(call, query=call.query.float(), key=call.key.float())
+    device = call.query.device
+    rows = torch.arange(call.query.shape[2], device="cpu" if call.mask is None else device)
+    summary = summarize_mask(call, rows, torch.float32)
+    asked = {"entropy", "logsumexp", "first_mass", "output_square"} | {"collision"} & set(figures)
+    asked |= {"column"} if summary.own is not None and "distance" in figures else set()
+    first = None if call.mask is None else summary.first
+    value = None if value is None else value.to(call.key.dtype)
+    output, statistics = attend_call(call, value, asked, first)
+    top = statistics.pop("max_logit")
+    if (column := statistics.pop("column", None)) is not None:
+        statistics["distance"] = torch.arange(len(rows), device=device) - column
+        if summary.own is not None and call.mask is not None:
+            statistics["distance"] = summary.own - column
+        elif call.key.shape[2] != len(rows):
+            statistics["distance"] += call.key.shape[2] - len(rows)
+    if call.mask is not None:
+        top = torch.where(summary.counted, top, -torch.inf)
+        statistics = {name: torch.where(summary.counted, found, 0.0) for name, found in statistics.items()}
+    if call.sink is not None:
+        square = {name: statistics.pop(name) for name in ("output_square",) if name in statistics}
+        statistics = fold_sink(statistics, call.sink.float()) | square
+    largest = top.amax((0, 2)) if "max_logit" in figures else None
+    levels = {name: level for name, level in summary.levels(call.sink is not None).items() if name in statistics}
+    return output, statistics, levels, summary.counted, largest
 
 
 def largest_logit(call: AttentionCall, query: Tensor, key: Tensor, bound: Tensor) -> Tensor:

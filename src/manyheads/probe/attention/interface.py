@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.attention.flash_kernel import serves
 from manyheads.errors import UsageError
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 
@@ -38,6 +39,8 @@ REPLACES = "_manyheads_replaces"  # attribute of a wrapper: the function that it
 
 # Called with the implementation, the attention module, (query, key, value, mask), the keywords and the output.
 Observer = Callable[[str, Module, tuple[Any, ...], dict[str, Any], Tensor], None]
+# Called with the same but the output, which it returns.
+Attention = Callable[[str, Module, tuple[Any, ...], dict[str, Any]], Tensor]
 
 # Names of modules that attend to another sequence: `encoder_attn`, `crossattention`, `EncDecAttention`.
 CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
@@ -59,10 +62,9 @@ class AttentionCall:
 
     @property
     def fusable(self) -> bool:
-        """Whether fused kernels can give the statistics: neither soft-cap, bias nor a rule for a mask, on the CPU."""
-        return (
-            self.softcap is None and self.bias is None and not callable(self.mask) and self.query.device.type == "cpu"
-        )
+        """Whether fused kernels can give the statistics: no rule for a mask; on the CPU neither soft-cap nor bias."""
+        plain = self.query.device.type == "cpu" and self.softcap is None and self.bias is None
+        return not callable(self.mask) and (plain or serves(self.query))
 
     def allowed(self, rows: Tensor) -> Tensor:
         """Return which keys the rows may see: booleans (B or 1, H or 1, r, m)."""
@@ -138,18 +140,18 @@ class AttentionObserver:
     """Wrappers of the attention functions of one model, which are put into the table and taken out again.
 
     The same wrappers come back at every `observing`, so that `torch.compile` compiles twice at most, with and without
-    them.
-
+    them. With `attention`, that takes the place of the model's own function, and nothing is observed.
     """
 
-    def __init__(self, model: Module, observer: Observer) -> None:
+    def __init__(self, model: Module, observer: Observer, attention: Attention | None = None) -> None:
         members = {id(module) for module in model.modules()}
         configs = (getattr(module, "config", None) for module in model.modules())
         asked = {getattr(config, "_attn_implementation", None) for config in configs}
         tables, names = _tables(model), sorted(name for name in asked if name is not None)
         _check(model, tables, names)
         self._active: list[bool] = []
-        self._entries = [_Entry(table, name, members, self._active, observer) for table in tables for name in names]
+        told = members, self._active, observer, attention
+        self._entries = [_Entry(table, name, *told) for table in tables for name in names]
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -168,11 +170,19 @@ class AttentionObserver:
 class _Entry:
     """One wrapper, and its place in a table of attention functions."""
 
-    def __init__(self, table: Any, name: str, members: set[int], active: list[bool], observer: Observer) -> None:
+    def __init__(
+        self,
+        table: Any,
+        name: str,
+        members: set[int],
+        active: list[bool],
+        observer: Observer,
+        attention: Attention | None,
+    ) -> None:
         self._table, self._name = table, name
         self._earlier: Any = None  # the instance's own entry
         self._before: list[Any] = [None]
-        self._wrapper = _wrapper(name, self._before, members, active, observer)
+        self._wrapper = _wrapper(name, self._before, members, active, observer, attention)
 
     def insert(self) -> None:
         """Enter the wrapper before what stands in the table now."""
@@ -200,12 +210,22 @@ def _chain(function: Any) -> Iterator[Any]:
         function = getattr(function, REPLACES, None)
 
 
-def _wrapper(name: str, before: list[Any], members: set[int], active: list[bool], observer: Observer) -> Any:
-    """Return an attention function that calls the one before it, and then the observer."""
+def _wrapper(
+    name: str,
+    before: list[Any],
+    members: set[int],
+    active: list[bool],
+    observer: Observer,
+    replacement: Attention | None,
+) -> Any:
+    """Return an attention function that calls the one before it, and then the observer, or its replacement."""
     # Measured outside of compiled graphs: one break at each call, instead of a compilation of the statistics.
     report = torch._dynamo.disable(observer)
+    replace = None if replacement is None else torch._dynamo.disable(replacement)
 
     def attention(module: Module, query: Tensor, key: Tensor, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+        if replace is not None and active and id(module) in members:
+            return replace(name, module, (query, key, value, mask, *args), kwargs), None
         function = _eager(module) if before[0] is None else before[0]
         output = function(module, query, key, value, mask, *args, **kwargs)
         if active and id(module) in members:

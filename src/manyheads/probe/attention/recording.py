@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from manyheads._extras import require
 from manyheads._extras import xarray as xr
+from manyheads.attention.flash_kernel import runs_on
 from manyheads.errors import UsageError, check_integer
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.probe.attention.datasets import (
@@ -22,7 +23,7 @@ from manyheads.probe.attention.datasets import (
     stack_snapshots,
     take_snapshot,
 )
-from manyheads.probe.attention.fused import fused_statistics
+from manyheads.probe.attention.fused import attend_call, fused_statistics, kernel_statistics
 from manyheads.probe.attention.interface import AttentionCall, AttentionObserver, read_call
 from manyheads.probe.attention.row_statistics import row_statistics
 
@@ -47,6 +48,7 @@ class AttentionRecord:
     _names: dict[int, str] = field(default_factory=dict, repr=False)
     _stacks: list[list[str]] = field(default_factory=list, repr=False)
     _rng: np.random.Generator = field(default_factory=np.random.default_rng, repr=False)
+    _pending: list[tuple[Any, ...]] = field(default_factory=list, repr=False)  # sums that are still on a GPU
 
     def dataset(self) -> "xr.Dataset":
         """Return means over all rows that were measured, by layer and head.
@@ -73,6 +75,7 @@ class AttentionRecord:
                              dormant head
             ===============  ==========================================================================================
         """
+        self.settle()
         snapshot = take_snapshot(self.layers, self.figures)
         return stack_snapshots([0], [snapshot], self.rows, self.unmeasured()).isel(step=0, drop=True)
 
@@ -100,18 +103,70 @@ class AttentionRecord:
             return
         with torch.no_grad(), torch.autocast(arguments[0].device.type, enabled=False):
             call = read_call(implementation, name, module, arguments, keywords)
-            sample = draw_rows(call.query.shape[2], self.rows, self._rng)
-            layer = self.layers.setdefault(name, LayerRecord(call.cross, call.query.shape[1], call.key.shape[1]))
-            self._measure(call, sample, output.detach(), layer)
+            self._measure(call, self._layer(name, call), output.detach())
 
-    def _measure(self, call: AttentionCall, sample: RowSample, output: Tensor, layer: LayerRecord) -> None:
+    def attend(self, implementation: str, module: Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Compute one attention call in place of the module's own function, and measure it in the same pass."""
+        if keywords.get("dropout") or (torch.is_grad_enabled() and any(each.requires_grad for each in arguments[:3])):
+            raise UsageError("kernel=True has no gradients and no dropout: run model.eval() under torch.no_grad()")
+        call = read_call(implementation, self._names.get(id(module), ""), module, arguments, keywords)
+        if not call.fusable or not runs_on(call.query.device):
+            raise UsageError(
+                f"kernel=True on {call.query.device}: the kernel needs a CUDA device, Triton and a mask that is no "
+                "rule of flex attention: leave kernel=False"
+            )
+        value = arguments[2][:, :, : call.key.shape[2]]
+        if (name := self._names.get(id(module))) is None:
+            return attend_call(call, value, ())[0]
+        return self._sum_up(call, self._layer(name, call), value)
+
+    def settle(self) -> None:
+        """Add what was measured on a GPU to the layers; the only wait for it."""
+        pending, self._pending = self._pending, []
+        for layer, names, sums, uniform, largest in pending:
+            counts, table = sums[-1].cpu().numpy(), sums[:-1].cpu().numpy()
+            with np.errstate(invalid="ignore", divide="ignore"):
+                means = table / counts
+            found = {name: (mean, np.zeros_like(mean)) for name, mean in zip(names, means, strict=True)}
+            top = None if largest is None else largest.double().cpu().numpy()
+            layer.add(found, uniform(), float(counts.max()), top)
+
+    def _layer(self, name: str, call: AttentionCall) -> LayerRecord:
+        return self.layers.setdefault(name, LayerRecord(call.cross, call.query.shape[1], call.key.shape[1]))
+
+    def _sum_up(self, call: AttentionCall, layer: LayerRecord, value: Tensor | None, output: Any = None) -> Any:
+        """Measure all rows by the kernel; sums over rows stay on the device until `settle`."""
+        B, H, n, _ = call.query.shape
+        made, statistics, levels, counted, largest = kernel_statistics(call, self.figures, value)
+        if output is not None:
+            statistics["output_square"] = output.float().square().mean(-1).transpose(1, 2)
+        sums = torch.stack(list(statistics.values())).sum((1, 3), dtype=torch.float64)
+        if call.mask is None:
+            counts = sums.new_full((1, H), B * n)
+        else:
+            seen = counted.expand(B, -1, -1)
+            sums = torch.stack([torch.where(seen, each, 0.0) for each in statistics.values()])
+            sums, counts = sums.sum((1, 3), dtype=torch.float64), seen.sum((0, 2)).double().expand(1, H)
+
+        def uniform() -> dict[str, NDArray[np.float64]]:
+            every, whole = counted.expand(B, -1, -1).double(), draw_rows(n, None, self._rng)
+            return {name: _mean(level, every, whole)[0] for name, level in levels.items()}
+
+        self._pending.append((layer, list(statistics), torch.cat([sums, counts]), uniform, largest))
+        return made
+
+    def _measure(self, call: AttentionCall, layer: LayerRecord, output: Tensor) -> None:
+        if self.rows is None and not call.fusable:
+            raise UsageError(
+                "rows=None takes all rows by fused kernels, which know no block mask, and on the CPU no soft-cap or "
+                "additive bias: give rows=64, or as many rows as the sequences are long"
+            )
+        if self.rows is None and runs_on(call.query.device):
+            self._sum_up(call, layer, None, output)
+            return
+        sample = draw_rows(call.query.shape[2], self.rows, self._rng)
         index = torch.as_tensor(sample.index, device=call.query.device)
         if self.rows is None:
-            if not call.fusable:
-                raise UsageError(
-                    "rows=None takes all rows by fused kernels of the CPU, which know no soft-cap, additive bias or "
-                    "block mask: give rows=64, or as many rows as the sequences are long"
-                )
             statistics, levels, counted, largest = fused_statistics(call, self.figures)
         else:
             statistics, levels, counted = row_statistics(call, index)
@@ -141,6 +196,7 @@ def record_attention(
     figures: Collection[str] | None = None,
     layers: Collection[int] | None = None,
     seed: int = 0,
+    kernel: bool = False,
 ) -> Iterator[AttentionRecord]:
     """Record attention statistics of every forward pass of a model within a `with` block, which gets the record.
 
@@ -165,6 +221,9 @@ def record_attention(
         Numbers of the layers that are measured, as in the names of their modules; None: all.
     seed
         Of the choice of rows, which takes nothing from PyTorch's generators.
+    kernel
+        On a GPU, with `rows=None` and no gradients: the attention itself is computed by the kernel that measures it, in
+        one pass in place of two. The output then differs from that of the model's own function by rounding.
 
     Raises
     ------
@@ -192,8 +251,12 @@ def record_attention(
     """
     require("torch")
     record = empty_record(model, rows, figures, layers, seed)
-    with AttentionObserver(model, record.observe).observing():
+    if kernel and rows is not None:
+        raise UsageError(f"kernel=True with rows={rows}: the kernel measures all rows: give rows=None")
+
+    with AttentionObserver(model, record.observe, record.attend if kernel else None).observing():
         yield record
+    record.settle()
 
 
 def empty_record(

@@ -147,6 +147,7 @@ class AttentionRecorder:
             return
         with self._budget.spending():
             self.abandon()
+            record.settle()
             if any(layer.weight for layer in record.layers.values()):
                 self._write(take_snapshot(record.layers, record.figures), record.unmeasured())
             elif not self._warned:

@@ -1,0 +1,92 @@
+"""The kernel of GPUs: under Triton's interpreter against float64, every line of its benchmark, and on a device."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def run_benchmark(folder, *options):
+    out = folder / "gpu.json"
+    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--out", str(out), *options]
+    ran = subprocess.run(command, env=os.environ.copy(), capture_output=True, text=True, check=False, timeout=500)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+def check_correctness(found):
+    assert found["failures"] == []
+    assert found["right"]
+    assert max(max(errors.values()) for errors in found["worst"].values()) <= found["bound"]
+    assert {"entropy", "logsumexp", "max_logit", "collision", "first_mass"} <= set(found["worst"]["float32"])
+
+
+@pytest.mark.torch
+@needs_triton
+def test_errors_keep_the_bound_under_the_interpreter(tmp_path, seed):
+    """Masks, windows, sinks, soft-caps, biases and grouped keys, at lengths that are no multiple of a block."""
+    options = ["--device", "cpu", "--tiny", "--section", "correctness", "--seed", str(seed)]
+    check_correctness(run_benchmark(tmp_path, *options)["correctness"])
+
+
+@pytest.mark.torch
+@needs_triton
+def test_a_kernel_that_breaks_its_bound_does_not_serve():
+    """A wrong maximum of one part in a thousand, as of a kernel that skips rescales, is found before it is used."""
+    code = """
+import sys; sys.path[:0] = sys.argv[1:]
+import torch
+from benchmarks.gpu import interpret_triton
+interpret_triton()
+from manyheads.attention import flash_kernel
+query = torch.randn(1, 2, 3, 16)
+right, attend = flash_kernel.serves(query), flash_kernel.attend
+flash_kernel._keeps_bound.cache_clear()
+def wrong(*arguments, **options):
+    output, found = attend(*arguments, **options)
+    return output, found | {"max_logit": found["max_logit"] * 1.001}
+flash_kernel.attend = wrong
+print(right, flash_kernel.serves(query))
+"""
+    command = [sys.executable, "-c", code, str(ROOT), str(ROOT / "src")]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.stdout.split() == ["True", "False"], ran.stderr[-2000:]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@needs_triton
+def test_every_part_of_the_benchmark_runs(tmp_path):
+    found = run_benchmark(tmp_path, "--device", "cpu", "--tiny")
+    assert {name: part["error"] for name, part in found.items() if "error" in part} == {}
+    assert found["recorder"]["losses equal to the bit"]
+    apart = found["forward"]["times"][0]["apart"]
+    assert max(apart.values()) < 1e-2  # half precision
+
+
+@pytest.mark.torch
+@pytest.mark.gpu
+def test_errors_keep_the_bound_on_a_device(tmp_path, seed):
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    check_correctness(run_benchmark(tmp_path, "--section", "correctness", "--seed", str(seed))["correctness"])
+
+
+@pytest.mark.torch
+def test_no_kernel_on_a_cpu_without_the_interpreter():
+    import torch
+
+    from manyheads.attention.flash_kernel import runs_on
+
+    assert os.environ.get("TRITON_INTERPRET") or not runs_on(torch.device("cpu"))
+    assert not runs_on(torch.device("meta"))
