@@ -35,6 +35,7 @@ SLOW = {  # pages and modules whose examples compile or train for more than a CP
     "docs/joma.md",
     "docs/merged-and-separate-weights.md",
     "docs/one-bit-self-attention.md",
+    "docs/passive-learning.md",
     "docs/recovery.md",
     "docs/runs.md",
     "docs/scaling-recipes.md",

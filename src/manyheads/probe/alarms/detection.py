@@ -157,7 +157,7 @@ def find_alarms(
         range, clean runs of other steps or heads.
 
     The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one:
-    docs/probe.md has the measured alarms of each detector in trainings by AdamW and Muon, with and without faults.
+    the figures `alarms-adamw` and `alarms-muon` of the results have each detector in trainings with and without faults.
 
     Examples
     --------
