@@ -23,6 +23,7 @@ extensions = [
     "api_pages",
     "gallery_pages",
     "coverage_verdicts",
+    "families_page",
     "results_page",
 ]
 exclude_patterns = ["_build", "gallery/*.json"]
