@@ -1,10 +1,12 @@
 """Public configurations: what matters of their `config.json`, and the parameters that their authors publish.
 
 A figure is that of the model card or of the tensors on it. `differs` explains every figure that is not equal: of
-"published" parameters, of the "forward" and "training" pass as traced, and of the "cache" that transformers keeps. `FAMILY_DIFFERS` is
-the same for whole families.
+"published" parameters, of the "forward" and "training" pass as traced, and of the "cache" that transformers keeps.
+`FAMILY_DIFFERS` does so for whole families.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 WINDOW = "transformers keeps one token less of a window: the next one takes its place"
@@ -18,7 +20,7 @@ class Public(NamedTuple):
 
     config: dict
     published: int | None
-    differs: dict[str, str] = {}
+    differs: Mapping[str, str] = MappingProxyType({})
 
 
 def dense(model_type, width, layers, heads, hidden, vocabulary, groups=None, **more):
@@ -159,4 +161,4 @@ FAMILY_DIFFERS = {
 def differences(name):
     """Return the explanations of a row, by figure."""
     row = PUBLIC[name]
-    return FAMILY_DIFFERS.get(row.config["model_type"], {}) | row.differs
+    return FAMILY_DIFFERS.get(row.config["model_type"], {}) | dict(row.differs)

@@ -26,7 +26,7 @@ GIVEN = {
     "hunyuan_v1_moe": {"head_dim": 128}, "lfm2": {"layer_types": ["full_attention", "conv"] * 16},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"] * 16},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2},
-    "deepseek_v2": {"num_experts_per_tok": 2}, "glm4_moe": {"head_dim": 128}, "nemotron": {"head_dim": 128},
+    "deepseek_v2": {"num_experts_per_tok": 2}, "glm4_moe": {"head_dim": 128},
     "glm4v_moe_text": {"head_dim": 128},
     "qwen3_omni_moe_text": {"head_dim": 128},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 30},
@@ -34,7 +34,7 @@ GIVEN = {
 """What the default configuration of a type lacks to build a model."""
 NO_DEFAULT = {
     "cohere_compass_text", "cohere_compass", "dbrx", "gemma4_assistant", "gemma4_unified_assistant", "marian",
-    "qwen4_exp", "qwen4_exp_text", "chameleon", "hunyuan_vl",
+    "qwen4_exp", "qwen4_exp_text", "chameleon", "hunyuan_vl", "hunyuan_vl_text", "nemotron", "funnel", "switch_transformers",
 }  # fmt: skip
 """Types whose default configuration is none of a model."""
 

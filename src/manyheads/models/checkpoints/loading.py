@@ -76,7 +76,8 @@ def make_model(raw: Mapping[str, Any], language: bool, length: int, batch: int) 
         model = (kind.from_config if hasattr(kind, "from_config") else kind._from_config)(given).eval()
     if "pixel_values" in model.main_input_name:
         size = getattr(given, "image_size", 224)
-        return model, {"pixel_values": torch.zeros(batch, given.num_channels, size, size)}
+        sides = size if isinstance(size, list) else (size, size)
+        return model, {"pixel_values": torch.zeros(batch, given.num_channels, *sides)}
     token = next(each for each in range(1, 3) if each != getattr(given, "pad_token_id", None))
     cached = {"use_cache": False} if hasattr(given, "use_cache") else {}
     return model, {"input_ids": torch.full((batch, length), token)} | cached
