@@ -34,7 +34,8 @@ GIVEN = {
 """What the default configuration of a type lacks to build a model."""
 NO_DEFAULT = {
     "cohere_compass_text", "cohere_compass", "dbrx", "gemma4_assistant", "gemma4_unified_assistant", "marian",
-    "qwen4_exp", "qwen4_exp_text", "chameleon", "hunyuan_vl", "hunyuan_vl_text", "nemotron", "funnel", "switch_transformers",
+    "qwen4_exp", "qwen4_exp_text", "chameleon", "hunyuan_vl", "hunyuan_vl_text", "nemotron", "funnel",
+    "switch_transformers",
 }  # fmt: skip
 """Types whose default configuration is none of a model."""
 
