@@ -25,6 +25,7 @@ extensions = [
     "coverage_verdicts",
     "llms_page",
     "performance_page",
+    "families_page",
     "results_page",
 ]
 exclude_patterns = ["_build", "gallery/*.json"]

@@ -19,7 +19,7 @@ def extensions(monkeypatch):
     import gallery_pages
 
     yield api_pages, gallery_pages
-    for name in ("api_pages", "gallery_pages", "coverage_verdicts", "results_page", "llms_page"):
+    for name in ("api_pages", "gallery_pages", "coverage_verdicts", "results_page", "llms_page", "families_page"):
         sys.modules.pop(name, None)
 
 
@@ -123,3 +123,21 @@ def test_every_result_of_the_acceptance_lane_is_on_its_page(extensions):
         assert page.count(f"| {row['figure']} | {row['claim'].replace('|', '/')} |") == 1
     failed = page.partition("## Not met")[2].partition("##")[0].strip().splitlines()[2:]
     assert len(failed) == sum(not row["met"] for row in results_page.results())
+
+
+def test_the_page_of_families_holds_every_type_and_the_five_words(extensions):
+    import families_page
+    from tests.models.public import PUBLIC
+    from tests.models.tools import WORDS
+
+    from manyheads.models.families import FAMILIES, UNSUPPORTED
+
+    text = (ROOT / "docs/families.md").read_text(encoding="utf-8")
+    filled = families_page.fill(text)
+    assert all(f"`{name}`" in filled for name in (*FAMILIES, *UNSUPPORTED))
+    assert all(f"| {name} |" in filled for name in PUBLIC)
+    rows = [line for line in filled.splitlines() if line.startswith("| `")]
+    words = {cell.partition(" (")[0].strip() for line in rows for cell in line.split("|")[2:-1]}
+    assert words <= set(WORDS)
+    assert {word for word in WORDS if f"*{word}*" in text} == set(WORDS)
+    assert not any(mark in filled for mark in ("`families`", "`unsupported`", "`public`"))

@@ -2,12 +2,15 @@
 
 A figure is that of the model card or of the tensors on it. `differs` explains every figure that is not equal: of
 "published" parameters, of the "forward" and "training" pass as traced, and of the "cache" that transformers keeps.
+`FAMILY_DIFFERS` does so for whole families.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 WINDOW = "transformers keeps one token less of a window: the next one takes its place"
-LATENT = "transformers keeps keys and values of all heads, not the latent vector that the paper caches"
+PAIRS = "its attention in transformers is none of the fused ones and computes masked pairs too: equal as dense"
 
 BIASES = "the file also holds 256 correction biases of the router for each of 58 layers, which are no parameters"
 
@@ -17,7 +20,7 @@ class Public(NamedTuple):
 
     config: dict
     published: int | None
-    differs: dict[str, str] = {}
+    differs: Mapping[str, str] = MappingProxyType({})
 
 
 def dense(model_type, width, layers, heads, hidden, vocabulary, groups=None, **more):
@@ -121,11 +124,9 @@ PUBLIC = {
     "OLMo-2-7B": Public(dense("olmo2", 4096, 32, 32, 11008, 100352), 7_298_617_344),
     "OLMo-3-7B": Public(dense("olmo3", 4096, 32, 32, 11008, 100278), 7_298_011_136),
     "OLMoE-1B-7B": Public(dense("olmoe", 2048, 16, 16, 1024, 50304), 6_919_161_856),
-    "DeepSeek-V2-Lite": Public(dense("deepseek_v2", 2048, 27, 16, 10944, 102400, **DEEPSEEK_LITE), 15_706_484_224,
-                               {"cache": LATENT}),
-    "DeepSeek-V2": Public(dense("deepseek_v2", 5120, 60, 128, 12288, 102400, **DEEPSEEK_V2), 235_741_434_880,
-                          {"cache": LATENT}),
-    "DeepSeek-V3": Public({"model_type": "deepseek_v3"}, 671_026_419_200, {"cache": LATENT, "published": BIASES}),
+    "DeepSeek-V2-Lite": Public(dense("deepseek_v2", 2048, 27, 16, 10944, 102400, **DEEPSEEK_LITE), 15_706_484_224),
+    "DeepSeek-V2": Public(dense("deepseek_v2", 5120, 60, 128, 12288, 102400, **DEEPSEEK_V2), 235_741_434_880),
+    "DeepSeek-V3": Public({"model_type": "deepseek_v3"}, 671_026_419_200, {"published": BIASES}),
     "gpt-oss-20b": Public(dense("gpt_oss", 2880, 24, 64, 2880, 201088, 8, num_local_experts=32, **OSS), 20_914_757_184,
                           {"cache": WINDOW}),
     "gpt-oss-120b": Public(dense("gpt_oss", 2880, 36, 64, 2880, 201088, 8, num_local_experts=128, **OSS),
@@ -146,9 +147,18 @@ PUBLIC = {
     "ERNIE-4.5-0.3B": Public(dense("ernie4_5", 1024, 18, 16, 3072, 103424, 2, **TIED, **NARROW), 360_748_032),
     "Seed-OSS-36B": Public(dense("seed_oss", 5120, 64, 80, 27648, 155136, 8, **NARROW), 36_151_104_512),
     "Qwen2.5-VL-7B, text": Public(dense("qwen2_5_vl_text", 3584, 28, 28, 18944, 152064, 4), None),
-    "GLM-4.7-Flash": Public(dense("glm4_moe_lite", 2048, 47, 20, 10240, 154880), None, {"cache": LATENT}),
+    "GLM-4.7-Flash": Public(dense("glm4_moe_lite", 2048, 47, 20, 10240, 154880), None),
     "MiniMax-M2": Public(dense("minimax_m2", 3072, 62, 48, 1536, 200064, 8, **NARROW, num_local_experts=256,
                                num_experts_per_tok=8), None),
     "Granite-3.0-3B-A800M": Public(dense("granitemoe", 1536, 32, 24, 512, 49155, 8, **TIED, num_local_experts=40,
                                          num_experts_per_tok=8), None),
 }  # fmt: skip
+FAMILY_DIFFERS = {
+    family: {"forward": PAIRS, "training": PAIRS} for family in ("bloom", "gptj", "gemma2", "mpt", "gpt_oss")
+}
+
+
+def differences(name):
+    """Return the explanations of a row, by figure."""
+    row = PUBLIC[name]
+    return FAMILY_DIFFERS.get(row.config["model_type"], {}) | dict(row.differs)

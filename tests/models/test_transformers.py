@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from tests.models import tiny
+from tests.models.tools import EXTRACTED, SAVED_OTHERWISE
 
 from manyheads.models import attention_weights, open_checkpoint
 from manyheads.models.attention_layers import attention_config
@@ -14,7 +15,7 @@ from manyheads.models.config import read_config
 from manyheads.models.families import FAMILIES
 from manyheads.models.modules import Role
 from manyheads.models.parameters import parameter_map, parameter_roles
-from manyheads.models.refusals import ConfigInvalid
+from manyheads.models.refusals import ConfigInvalid, WeightsMismatch
 
 pytestmark = pytest.mark.torch
 
@@ -203,12 +204,8 @@ def test_shards_of_transformers(built):
     assert len(checkpoint.files) > 1
 
 
-# Families whose attention is read, and that are not above; all others say why it is not.
-READ = (
-    "xglm", "biogpt", "gpt_neo", "gpt_bigcode", "openai-gpt", "falcon", "phi", "starcoder2", "seed_oss", "arcee",
-    "stablelm", "phi3", "mixtral", "phimoe", "qwen2_moe", "roberta", "electra", "roberta-prelayernorm",
-    "distilbert", "ijepa", "deit", "dinov2", "beit", "clip_vision_model",
-)  # fmt: skip
+# Families whose attention is read, but for those above and those whose positions are counted from padding.
+READ = [name for name in EXTRACTED if name not in MODELS and name not in ("camembert", "xlm-roberta", "data2vec-text")]
 
 
 @pytest.mark.slow
@@ -245,6 +242,15 @@ def test_layers_of_other_families_are_those_of_the_model(family, seed, tmp_path)
         ours = forward(attention_weights(checkpoint, layer, found), layers["read"][layer])
         wrote = layers["wrote"][layer]
         assert np.abs(ours - wrote).max() < 1e-5 * max(1.0, np.abs(wrote).max())
+
+
+@pytest.mark.parametrize("family", SAVED_OTHERWISE)
+def test_names_that_no_table_explains_are_refused(family, tmp_path):
+    tiny.build(family).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    if any(name.startswith("encoder.layer") for name in checkpoint.names):  # some versions
+        with pytest.raises(WeightsMismatch, match="does not explain"):
+            parameter_map(checkpoint)
 
 
 def test_attention_of_another_form_is_refused_by_name():

@@ -46,6 +46,8 @@ def settings(family, width=24, heads=3, layers=2, key_value_heads=None, key_dim=
     found = {key.name.split("|")[0]: sizes[name] for name, key in keys.items() if key.name and name in sizes}
     if family == "gpt_neo":
         found["attention_types"] = [[["global", "local"], layers // 2]]
+    if family == "cwm":
+        found["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
     if family == "mistral4":
         yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 99}
         found["rope_parameters"] = yarn | {"llama_4_scaling_beta": 0.1, "mscale_all_dim": 0.0, "mscale": 1.0}

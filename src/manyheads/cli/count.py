@@ -14,7 +14,7 @@ from manyheads._json import Json
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import fits, wrap_output
 from manyheads.cli.parsing import ABSENT, OptionalInt, Switch, load_function
-from manyheads.errors import ExtraMissing, UsageError
+from manyheads.errors import UsageError
 from manyheads.models.refusals import FamilyUnknown
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ class Count:
         length, assumed = self._length(0)
         try:
             model, batch = make_model(raw, True, length, self.batch)
-        except (ExtraMissing, ValueError, ImportError, AttributeError, KeyError, TypeError) as error:
-            raise FamilyUnknown(unknown.path, f"{unknown.found}; transformers does not build it: {error}") from error
+        except (ValueError, ImportError, AttributeError, KeyError, TypeError) as error:
+            raise FamilyUnknown(unknown.path, f"{unknown.found}; no model is built: {str(error)[:90]}") from error
         said = (unknown.found, "counted on the meta device as it runs; no closed form")
         extra: dict[str, Json] = {"total_parameters": sum(each.numel() for each in model.parameters())}
         try:

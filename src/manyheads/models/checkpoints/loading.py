@@ -66,10 +66,7 @@ def class_of(config: Any) -> Any:
 
 
 def make_model(raw: Mapping[str, Any], language: bool, length: int, batch: int) -> tuple[Any, dict[str, Any]]:
-    """Return the model of transformers on the meta device, and a batch of images or of tokens that are no padding.
-
-    Without a class name in its configuration it has a language head if it is to have one, and if transformers knows one.
-    """
+    """Return the model of transformers on the meta device, by `language` with that head, and a batch of it."""
     torch, transformers = require("torch"), require("transformers")
     with quiet_transformers(), torch.device("meta"):
         given = transformers.AutoConfig.for_model(**raw)
@@ -78,8 +75,9 @@ def make_model(raw: Mapping[str, Any], language: bool, length: int, batch: int) 
             kind = transformers.AutoModelForCausalLM
         model = (kind.from_config if hasattr(kind, "from_config") else kind._from_config)(given).eval()
     if "pixel_values" in model.main_input_name:
-        size = given.image_size
-        return model, {"pixel_values": torch.zeros(batch, given.num_channels, size, size)}
+        size = getattr(given, "image_size", 224)
+        sides = size if isinstance(size, list) else (size, size)
+        return model, {"pixel_values": torch.zeros(batch, given.num_channels, *sides)}
     token = next(each for each in range(1, 3) if each != getattr(given, "pad_token_id", None))
     cached = {"use_cache": False} if hasattr(given, "use_cache") else {}
     return model, {"input_ids": torch.full((batch, length), token)} | cached

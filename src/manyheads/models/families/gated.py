@@ -181,26 +181,13 @@ APERTUS = decoder(
     + FINAL_NORM,
 )
 NANOCHAT = decoder(
-    "nanochat",
-    grouped(768, 6, 12, 6, None, 8192, 50304, "relu2", attention_bias=False),
-    attention(),
-    modules("layers.{layer}.mlp. fc1=mlp_in fc2=mlp_out", NEVER),
-    norms=(),
-    final=(),
-    plain_start=False,
-    fixed_scale=True,
-    bare_query_norms=True,
-)
+    "nanochat", grouped(768, 6, 12, 6, None, 8192, 50304, "relu2", attention_bias=False), attention(),
+    modules("layers.{layer}.mlp. fc1=mlp_in fc2=mlp_out", NEVER), norms=(), final=(),
+    plain_start=False, fixed_scale=True, bare_query_norms=True,
+)  # fmt: skip
 BOTH_NORMS = modules("layers.{layer}. input_layernorm=attention_norm post_attention_layernorm=mlp_norm")
 _NEMOTRON = {"eps": ("norm_eps", 1e-6), "rotary_fraction": 0.5, **_BIASES}
 NEMOTRON = decoder(
-    "nemotron",
-    grouped(6144, 48, 32, None, None, 24576, 256000, "relu2", **_NEMOTRON),
-    attention(),
-    gated_mlp("mlp_bias")[1:],
-    BOTH_NORMS,
-    modules("norm=final_norm"),
-    norm="layer",
-    gain_offset=1.0,
-    gain_start=2.0,
-)
+    "nemotron", grouped(6144, 48, 32, None, None, 24576, 256000, "relu2", **_NEMOTRON), attention(),
+    gated_mlp("mlp_bias")[1:], BOTH_NORMS, modules("norm=final_norm"), norm="layer", gain_offset=1.0, gain_start=2.0,
+)  # fmt: skip
