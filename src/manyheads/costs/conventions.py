@@ -51,6 +51,8 @@ class ConventionError(UsageError):
 class Convention:
     """The questions that a count of operations has to answer.
 
+    Raises `UsageError`: a field has a value outside its table, or ``"executed"`` in some fields only.
+
     Parameters
     ----------
     multiply_add
@@ -69,11 +71,6 @@ class Convention:
         ``"needed"``: products whose gradient nobody asks for are not counted; ``"twice"``: the rule of thumb.
     experts
         Experts that a token ``"visited"``, or ``"all"`` as if it had visited every one.
-
-    Raises
-    ------
-    UsageError
-        A field has a value outside its table, or ``"executed"`` in some fields only.
 
     Notes
     -----

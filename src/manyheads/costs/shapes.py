@@ -40,6 +40,9 @@ def heads_per_device(heads: int, devices: int) -> int:
 class AttentionShape:
     """One attention core: softmax(Q K^T) V for every sequence and head.
 
+    Raises `UsageError`: a size is not a positive integer, `kv_heads` does not divide `heads`, more causal queries than
+    keys, or another number of them under a window of both sides.
+
     Parameters
     ----------
     queries
@@ -59,12 +62,6 @@ class AttentionShape:
         away.
     itemsize
         Bytes of a number.
-
-    Raises
-    ------
-    UsageError
-        A size is not a positive integer, `kv_heads` does not divide `heads`, more causal queries than keys, or another
-        number of them under a window of both sides.
     """
 
     queries: int = _size()
@@ -128,6 +125,8 @@ class Latent:
 class ModelShape:
     """A transformer: `layers` blocks of attention and MLP, with or without embedding and unembedding.
 
+    Raises `UsageError`: a size is out of range, heads do not divide, or an unembedding has no vocabulary.
+
     Parameters
     ----------
     layers, width, heads
@@ -179,11 +178,6 @@ class ModelShape:
         Bytes of a number.
     notes
         Remarks that every cost of this shape carries.
-
-    Raises
-    ------
-    UsageError
-        A size is out of range, heads do not divide, or an unembedding has no vocabulary.
 
     Examples
     --------

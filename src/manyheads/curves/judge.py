@@ -126,6 +126,8 @@ class CurveJudgement(Shown):
 def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
     """Judge the curves of trainings: shape of every layer's curve, and the relation of rebounds to the loss.
 
+    Raises `UsageError`: no run, two of one name, or something else than runs.
+
     Parameters
     ----------
     runs
@@ -136,11 +138,6 @@ def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
     CurveJudgement
         The rise that is related to the loss is that of the top layer's entropy, or stable rank where entropies are
         absent; the final loss is the least of a run. A run that diverged counts with its last finite values.
-
-    Raises
-    ------
-    UsageError
-        No run, two of one name, or something else than runs.
 
     Examples
     --------

@@ -110,6 +110,8 @@ def train(
     value of `every`. A later call with equal `loss`, `batches` and `optimizer` objects and equal shapes compiles
     nothing: make the optimizer once.
 
+    Raises `UsageError`: `steps` or `every` is not positive.
+
     Parameters
     ----------
     model
@@ -126,11 +128,6 @@ def train(
         Steps of a chunk; `None` takes one chunk.
     measure
         Called on the host with a `Snapshot` before the first step and after each chunk. `print_loss` shows progress.
-
-    Raises
-    ------
-    UsageError
-        `steps` or `every` is not positive.
 
     Examples
     --------

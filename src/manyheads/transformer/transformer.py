@@ -80,6 +80,8 @@ class Transformer(eqx.Module):
     ) -> "Float[Array, '... outputs']":
         """Compute the outputs.
 
+        Raises `ShapeError`: `x` does not fit the configuration, or `padding_mask` does not fit `x` or is not boolean.
+
         Parameters
         ----------
         x
@@ -93,11 +95,6 @@ class Transformer(eqx.Module):
         -------
         Array
             (..., outputs), or (..., T, outputs) with the read-out `"token"`.
-
-        Raises
-        ------
-        ShapeError
-            `x` does not fit the configuration, or `padding_mask` does not fit `x` or is not boolean.
         """
         return _run(self, x, padding_mask)
 

@@ -272,6 +272,8 @@ def transformer_cost(
     Training takes `3 F`, less `6 b n d^2` if the first block's input needs no gradient, and with recomputed blocks
     (convention ``recompute="block"``) one more forward pass of the blocks.
 
+    Raises `UsageError`: a size that is not positive, or an unknown convention.
+
     Parameters
     ----------
     shape
@@ -292,11 +294,6 @@ def transformer_cost(
         Items: embedding, query, key, value, attention core, output projection, router, mlp in, activation, mlp out,
         experts in, experts out, norms, unembedding. Elementwise work follows the tables of `manyheads.costs.shapes`;
         losses and optimizers are not in.
-
-    Raises
-    ------
-    UsageError
-        A size that is not positive, or an unknown convention.
 
     Examples
     --------

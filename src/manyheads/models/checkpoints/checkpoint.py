@@ -132,6 +132,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint: headers are read and checked, weights are left on the disk, no file stays open.
 
+    Raises `CheckpointRefused`: see `manyheads.models.refusals`.
+
     Parameters
     ----------
     path
@@ -142,11 +144,6 @@ def open_checkpoint(
     follow_links
         Whether files may be symbolic links, as they are in a Hugging Face cache. Names in an index stay inside the
         folder either way.
-
-    Raises
-    ------
-    CheckpointRefused
-        See `manyheads.models.refusals`.
 
     Examples
     --------
