@@ -6,13 +6,14 @@ Exit status: 0 done; 1 a check failed (`--strict`); 2 wrong use; 3 failed; 130 i
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import os
 import platform
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from manyheads.cli.interrupts import heeded_interrupts
 
@@ -176,7 +177,9 @@ def _dispatch(words: list[str]) -> int:
     for name in (tuple(words[:2]), group):
         if name in COMMANDS and not (known and name == group and len(words) > 1 and words[1][:1] != "-"):
             return _run(name, words[len(name) :])
-    if group[0] in DEFAULTS and len(words) > 1 and _is_argument(words[1]):
+    second = words[1] if len(words) > 1 else ""  # a flag or a path is no mistyped command
+    flag = second[:1] == "-" and second not in ("--help", "-h")
+    if group[0] in DEFAULTS and (flag or os.sep in second or os.path.exists(second)):
         return _run(DEFAULTS[group[0]], words[1:])
     if known and (len(words) == 1 or words[1] in ("--help", "-h")):
         print(_help(group))
@@ -191,36 +194,24 @@ def _dispatch(words: list[str]) -> int:
     return WRONG_USE
 
 
-def _is_argument(word: str) -> bool:
-    """Tell a flag or a path from a mistyped command."""
-    return (word[:1] == "-" and word not in ("--help", "-h")) or os.sep in word or os.path.exists(word)
-
-
 def _run(name: tuple[str, ...], rest: list[str]) -> int:
     module, _, attribute = COMMANDS[name].place.partition(":")
     command = getattr(importlib.import_module(module), attribute)
-    parsed = _parse(command, rest, f"manyheads {' '.join(name)}")
-    if parsed is None:
-        from manyheads.cli.help.wrapping import command_line
+    try:
+        if not (parse := getattr(command, "parse", None)):
+            from manyheads.cli.parsing import parse_command
+
+            parse = functools.partial(parse_command, command)
+        parsed = parse(rest, f"manyheads {' '.join(name)}")
+    except SystemExit as leaving:
+        if leaving.code not in (0, None):
+            raise
+        from manyheads.cli.help.wrapping import command_line  # help was requested and has been printed
 
         print("\n".join(["", "examples:", *map(command_line, COMMANDS[name].examples)]))
         return DONE
     _share_compiled_programs()
     return int(parsed.run())
-
-
-def _parse(command: Any, rest: list[str], program: str) -> Any:
-    """Return the command with its flags; None if help was requested and has been printed."""
-    try:
-        if hasattr(command, "parse"):
-            return command.parse(rest, program)
-        from manyheads.cli.parsing import parse_command
-
-        return parse_command(command, rest, program)
-    except SystemExit as leaving:
-        if leaving.code in (0, None):
-            return None
-        raise
 
 
 def _versions() -> str:

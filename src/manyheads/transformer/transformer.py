@@ -111,11 +111,6 @@ class Transformer(eqx.Module):
         """
         return _run(self, x, padding_mask, "patterns" if patterns else "layers")
 
-    def _scales(self) -> Scaling:
-        # Cast once: a float64 scalar must not lift float32 weights.
-        dtype = self.weights.unembedding.dtype
-        return jax.tree.map(lambda number: jnp.asarray(number, dtype), self.scaling)
-
     def _start(self, x: jax.Array, scaling: Scaling) -> jax.Array:
         table, positional = self.weights.embedding, self.weights.positional
         if not isinstance(self.config.inputs, TokenInput):
@@ -190,7 +185,8 @@ def normalize(
 @functools.partial(jax.jit, inline=True, static_argnums=3)
 def _run(model: Transformer, x: jax.Array, padding_mask: jax.Array | None, kept: str = "outputs") -> Any:
     """Return the outputs, or a `Record` with "layers" or their "patterns" too."""
-    scaling = model._scales()
+    dtype = model.weights.unembedding.dtype  # cast once: a float64 scalar must not lift float32 weights
+    scaling = jax.tree.map(lambda number: jnp.asarray(number, dtype), model.scaling)
     padding_mask = _check_padding(padding_mask, x, model.config)
     start = model._start(x, scaling)
 
