@@ -88,7 +88,7 @@ probe weights = probe.checkpoints:Weights = measure rank and coherence of weight
     manyheads probe weights run/step*
 probe verify = probe.checkpoints:Verify = check whether a series of checkpoints is what it says
     manyheads probe verify run/step*
-probe health = probe.health:Health = name heads and steps at which a training broke
+probe health = probe.attention:Health = name heads and steps at which a training broke
     manyheads probe health recording
     manyheads probe health recording --strict
 extract = extract:Extract = recover the weights of a black-box attention layer

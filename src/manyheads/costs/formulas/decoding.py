@@ -8,8 +8,7 @@ from math import comb
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, Item, merge
 from manyheads.costs.formulas.memory import stored_matrices
-from manyheads.costs.formulas.model import Call, model_items, transformer_cost
-from manyheads.costs.formulas.passes import cost_of, size_note
+from manyheads.costs.formulas.model import Call, cost_of, model_items, size_note, transformer_cost
 from manyheads.costs.shapes import ModelShape, heads_per_device
 from manyheads.errors import UsageError, check_integer
 
