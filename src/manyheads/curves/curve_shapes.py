@@ -57,26 +57,16 @@ NAMES: dict[str, Label] = {"": "flat", "-": "falling", "+": "rising", "-+": "reb
 class CurveShape(NamedTuple):
     """Shape of one curve.
 
-    Attributes
-    ----------
-    label
-        "flat"; "falling"; "levelled off": fell, and in its last third by less than a twentieth of its range;
-        "rebounded": down and up again; "rising"; "rose and fell"; "no single shape": three moves or more; "undecided":
-        the samples do not determine it.
-    drop, rise
-        First and last value above the minimum, of the best fit that falls and then rises (isotonic regression).
-    lowest
-        Index of that minimum.
-    autocorrelation, noise
-        Estimated rho between samples, and standard deviation of the noise.
+    "levelled off": fell, and in its last third by less than a twentieth of its range; "rebounded": down and up again;
+    "no single shape": three moves or more; "undecided": the samples do not determine it.
     """
 
     label: Label
-    drop: float
-    rise: float
-    lowest: int
-    autocorrelation: float
-    noise: float
+    drop: float  # first value above the minimum, of the best fit that falls and then rises (isotonic regression)
+    rise: float  # and last value above it
+    lowest: int  # index of that minimum
+    autocorrelation: float  # estimated rho between samples
+    noise: float  # its standard deviation
 
 
 @takes_arrays

@@ -61,22 +61,13 @@ class Relation:
 
 @dataclass(frozen=True, repr=False)
 class CurveJudgement(Shown):
-    """What the curves of one or several runs say.
-
-    Attributes
-    ----------
-    layers
-        A verdict for every run, figure and layer.
-    rebounds
-        By figure and "bottom" or "top" layer: how many runs rebound, of how many whose shape is known.
-    relations
-        Of rebound, early loss and final loss; none for fewer than eight runs with a loss.
-    """
+    """What the curves of one or several runs say."""
 
     runs: tuple[RunCurves, ...]
-    layers: tuple[LayerVerdict, ...]
+    layers: tuple[LayerVerdict, ...]  # a verdict for every run, figure and layer
+    # By figure and "bottom" or "top" layer: how many runs rebound, of how many whose shape is known
     rebounds: dict[tuple[str, str], tuple[int, int]]
-    relations: tuple[Relation, ...]
+    relations: tuple[Relation, ...]  # of rebound, early loss and final loss; none for fewer than eight runs with a loss
 
     def sentences(self) -> list[str]:
         """Say it for people."""
