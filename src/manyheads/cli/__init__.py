@@ -5,18 +5,22 @@ Exit status: 0 done; 1 a check failed (`--strict`); 2 wrong use; 3 failed; 130 i
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
+import gc
 import importlib
 import os
 import platform
 import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import NamedTuple
 
-from manyheads.cli.interrupts import heeded_interrupts
-
+AGAIN = 0.02  # seconds until an interrupt that came during a collection is tried again
 DONE, CHECK_FAILED, WRONG_USE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
 ABOUT = (
@@ -153,6 +157,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         _complain(_message_of(error, known is None))
         return FAILED if known is None else known
+
+
+@contextlib.contextmanager
+def heeded_interrupts() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` on Ctrl-C inside the block, a moment later if it would be dropped.
+
+    Python reports and drops what is raised during garbage collection, which calls callbacks (JAX registers one) and
+    finalizers; during imports one interrupt in ten was lost so. Does nothing outside the main thread, or if another
+    handler of Ctrl-C is set.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    collecting = False
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        nonlocal collecting
+        collecting = phase == "start"
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if collecting or _is_callback(frame):
+            later = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
+            later.daemon = True
+            later.start()
+        else:
+            raise KeyboardInterrupt
+
+    gc.callbacks.insert(0, watch)
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        gc.callbacks.remove(watch)
+
+
+def _is_callback(frame: FrameType | None) -> bool:
+    """Tell whether a callback of the collector is running: some run before `watch` is told of its start."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _dispatch(words: list[str]) -> int:
