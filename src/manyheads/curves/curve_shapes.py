@@ -71,20 +71,12 @@ class CurveShape(NamedTuple):
 
 @takes_arrays
 def curve_shape(curve: Float[ArrayLike, " time"], *, even: bool = True) -> CurveShape:
-    """Tell the shape of a curve as it is sampled.
+    """Tell the shape of a curve as it is sampled: at least 20 finite values, in the order of time.
 
-    Parameters
-    ----------
-    curve
-        At least 20 finite values, in the order of time.
-    even
-        Whether they lie at equal intervals; otherwise only moves of 4.5 standard deviations count,
-        and smaller ones beyond noise leave the shape undecided.
+    Unless they lie at `even` intervals, only moves of 4.5 standard deviations count, and smaller ones beyond noise
+    leave the shape undecided.
 
-    Raises
-    ------
-    ShapeError, UsageError
-        Fewer values, or values that are not finite.
+    Raises `ShapeError` or `UsageError`: fewer values, or values that are not finite.
 
     Examples
     --------

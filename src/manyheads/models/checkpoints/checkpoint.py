@@ -24,15 +24,10 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 class Checkpoint:
     """The tensors of one model, opened by `open_checkpoint`.
 
-    `file_of` is the file that every tensor is read from, None where no tensor stands in two of them.
-
-    Attributes
-    ----------
-    entries
-        Name → `TensorEntry` (dtype, shape, bytes), file after file in the order of each file.
-    aliases
-        Name that was left out on saving because it shared its memory → name that holds the values. Only what the
-        metadata of a file states; see `manyheads.models.parameters.recognize` for weights that the configuration ties.
+    `file_of` is the file that every tensor is read from, None where no tensor stands in two of them. `entries`: name →
+    `TensorEntry` (dtype, shape, bytes), file after file in the order of each file. `aliases`: name that was left out on
+    saving because it shared its memory → name that holds the values. Only what the metadata of a file states; see
+    `manyheads.models.parameters.recognize` for weights that the configuration ties.
     """
 
     def __init__(
