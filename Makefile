@@ -25,7 +25,7 @@ $(VENV)/.docs: $(VENV)/.studies
 	$(PINNED) -e '.[docs]'
 	@touch $@
 $(VENV)/.extras: $(VENV)/.dev
-	$(PINNED) $(TORCH) -e '.[$(EXTRAS)]'
+	$(PINNED) $(TORCH) -e '.[$(EXTRAS),gpu]'
 	@touch $@
 
 demo: $(VENV)/.studies  ## train a small transformer on real text and write a report

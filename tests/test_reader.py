@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src/manyheads"
-PAGE = ROOT / "docs/where-is-it.md"
+PAGE = ROOT / "tests/where_is_it.md"
 
 
 def plain(text):

@@ -37,6 +37,31 @@ def test_errors_keep_the_bound_under_the_interpreter(tmp_path, seed):
 
 
 @pytest.mark.torch
+@needs_triton
+def test_a_kernel_that_breaks_its_bound_does_not_serve():
+    """A wrong maximum of one part in a thousand, as of a kernel that skips rescales, is found before it is used."""
+    code = """
+import sys; sys.path[:0] = sys.argv[1:]
+import torch
+from benchmarks.gpu import interpret_triton
+interpret_triton()
+from manyheads.attention import flash_kernel
+query = torch.randn(1, 2, 3, 16)
+right, attend = flash_kernel.serves(query), flash_kernel.attend
+flash_kernel._keeps_bound.cache_clear()
+def wrong(*arguments, **options):
+    output, found = attend(*arguments, **options)
+    return output, found | {"max_logit": found["max_logit"] * 1.001}
+flash_kernel.attend = wrong
+print(right, flash_kernel.serves(query))
+"""
+    command = [sys.executable, "-c", code, str(ROOT), str(ROOT / "src")]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.stdout.split() == ["True", "False"], ran.stderr[-2000:]
+
+
+@pytest.mark.torch
 @pytest.mark.slow
 @needs_triton
 def test_every_part_of_the_benchmark_runs(tmp_path):

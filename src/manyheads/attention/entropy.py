@@ -98,10 +98,10 @@ def attention_entropy(
 
         return traced_entropy(queries, of_keys, scale, rule, int(block))
     if is_torch(queries) and is_torch(of_keys) and (rule is None or rule is causal) and not hasattr(scale, "shape"):
-        from manyheads.attention.flash_kernel import runs_on
+        from manyheads.attention.flash_kernel import serves
 
         wanted = queries.requires_grad or of_keys.requires_grad
-        if queries.dtype == of_keys.dtype and queries.element_size() <= 4 and runs_on(queries.device) and not wanted:
+        if queries.dtype == of_keys.dtype and queries.element_size() <= 4 and not wanted and serves(queries):
             return _by_kernel(queries, of_keys, float(scale), rule is causal)
     return _stream(queries, of_keys, scale, rule, int(block))
 

@@ -131,6 +131,29 @@ def runs_on(device: Any) -> bool:
     return triton is not None and (device.type == "cuda" or triton.knobs.runtime.interpret)
 
 
+def serves(query: Tensor) -> bool:
+    """Whether the kernel serves queries: it runs on their device, and there has kept its bound for their dtype."""
+    dtype = query.dtype if query.element_size() <= 4 else query[:0].float().dtype
+    return runs_on(query.device) and _keeps_bound(query.device, dtype, query.shape[-1])
+
+
+@functools.cache
+def _keeps_bound(device: Any, dtype: Any, width: int) -> bool:
+    """Hold the statistics of a small random head against float64, once on every device."""
+    import torch
+
+    draw = torch.Generator(device).manual_seed(0)
+    query, key = torch.randn((2, 1, 1, 200, width), generator=draw, device=device).to(dtype)
+    exact = (query.double() @ key.double().mT / width**0.5).masked_fill(
+        torch.ones(200, 200, dtype=torch.bool, device=device).triu(1), -torch.inf
+    )
+    p, found = exact.softmax(-1), attend(query, key, None, STATISTICS[:4], scale=width**-0.5, causal=True)[1]
+    figures = {"entropy": -torch.xlogy(p, p).sum(-1), "logsumexp": exact.logsumexp(-1), "max_logit": exact.amax(-1)}
+    norms = (each.float().norm(dim=-1).max() for each in (query, key))
+    bound = BOUND * 2.0**-23 * max(1.0, float(functools.reduce(torch.mul, norms)) * width**-0.5)
+    return all(bool(((found[name] - figure).abs() <= bound).all()) for name, figure in figures.items())
+
+
 def _rows(array: Tensor) -> Tensor:
     """Return an array whose rows are contiguous."""
     return array if array.stride(-1) == 1 else array.contiguous()

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.attention.flash_kernel import serves
 from manyheads.errors import UsageError
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 
@@ -62,9 +63,8 @@ class AttentionCall:
     @property
     def fusable(self) -> bool:
         """Whether fused kernels can give the statistics: no rule for a mask; on the CPU neither soft-cap nor bias."""
-        if callable(self.mask) or self.query.device.type not in ("cpu", "cuda"):
-            return False
-        return self.query.device.type == "cuda" or (self.softcap is None and self.bias is None)
+        plain = self.query.device.type == "cpu" and self.softcap is None and self.bias is None
+        return not callable(self.mask) and (plain or serves(self.query))
 
     def allowed(self, rows: Tensor) -> Tensor:
         """Return which keys the rows may see: booleans (B or 1, H or 1, r, m)."""
