@@ -8,7 +8,7 @@ import time
 import pytest
 
 from manyheads import cli
-from manyheads.cli.interrupts import heeded_interrupts
+from manyheads.cli import heeded_interrupts
 
 
 def test_an_interrupt_inside_a_collection_is_raised_after_it():

@@ -72,6 +72,8 @@ class Layer(Tree, abc.ABC):
     ) -> "Float[Array, '... k d']":
         """Apply the layer.
 
+        Raises `ShapeError`: tokens or mask of another shape.
+
         Parameters
         ----------
         x
@@ -89,11 +91,6 @@ class Layer(Tree, abc.ABC):
         Returns
         -------
         (..., k, d). A row that may attend to nothing is exactly zero, and so are the derivatives through it.
-
-        Raises
-        ------
-        ShapeError
-            Tokens or mask of another shape.
 
         Examples
         --------

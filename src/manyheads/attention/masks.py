@@ -218,10 +218,7 @@ def padding(lengths: "Int[ArrayLike, '...']") -> Mask:
     The axes of the integers `lengths` are the leading axes of the logits: against logits (batch, heads, n, m) give
     lengths of shape (batch, 1). The layers put in the axis of the heads themselves.
 
-    Raises
-    ------
-    ShapeError
-        `lengths` does not hold integers.
+    Raises `ShapeError`: `lengths` does not hold integers.
 
     Examples
     --------

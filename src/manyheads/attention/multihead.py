@@ -104,6 +104,9 @@ class MultiHeadAttention(Layer):
     ) -> "MultiHeadAttention":
         """Cut the four flat matrices of a checkpoint into heads.
 
+        Raises `ShapeError`: a matrix whose size is not a multiple of its number of heads, or which does not fit the
+        others.
+
         Parameters
         ----------
         matrices
@@ -113,11 +116,6 @@ class MultiHeadAttention(Layer):
             H and H_kv; `groups=None` means as many as heads.
         biases
             b_Q (H N,), b_K (H_kv N,), b_V (H_kv N_v,), b_O (d,), each may be None.
-
-        Raises
-        ------
-        ShapeError
-            A matrix whose size is not a multiple of its number of heads, or which does not fit the others.
 
         Examples
         --------
@@ -204,6 +202,8 @@ class AttentionLayer(Layer):
 
     y = sum_i softmax_rows(x Theta_i x^T + 1 (x beta_i)^T + mask) x W_i + 1 c^T
 
+    Raises `ShapeError`: weights that do not fit together, or are not floating-point.
+
     Parameters
     ----------
     theta
@@ -216,11 +216,6 @@ class AttentionLayer(Layer):
         c (d,), added to every row that may attend to something. None for none.
     causal
         Whether a token attends to itself and to earlier ones only.
-
-    Raises
-    ------
-    ShapeError
-        Weights that do not fit together, or are not floating-point.
 
     Examples
     --------

@@ -83,21 +83,21 @@ def _bands(rule: Mask | None, shape: tuple[int, int], block: int) -> list[tuple[
 
 def _over_rows(function: Callable[..., PyTree], q: jax.Array, band: range, block: int) -> PyTree:
     """Apply `function(q rows, row numbers)` to equal pieces of at most `block` rows of a band of q (n, N)."""
-    # The checkpoint makes the backward pass compute a piece again instead of keeping all n x m exponentials.
-    function = jax.checkpoint(_tie_rows(function))
+
+    # The checkpoint makes the backward pass compute a piece again instead of keeping all exponentials; the row numbers
+    # depend on the queries, since the backward pass would otherwise hold the mask of all rows.
+    @jax.checkpoint
+    def piece_of(q: jax.Array, rows: jax.Array) -> PyTree:
+        return function(*jax.lax.optimization_barrier((q, rows)))
+
     n, q = len(band), q[band.start : band.stop]
     pieces = max(1, -(-n // block))
     if pieces == 1:
-        return function(q, np.arange(band.start, band.stop))
+        return piece_of(q, np.arange(band.start, band.stop))
     height = -(-n // pieces)
     padded = jnp.pad(q, ((0, pieces * height - n), (0, 0)))
     # Rows beyond the last are cut off below.
     rows = np.minimum(np.arange(band.start, band.start + pieces * height), band.stop - 1)
     operands = padded.reshape(pieces, height, -1), rows.reshape(pieces, height)
-    results = jax.lax.map(lambda piece: function(*piece), operands)
+    results = jax.lax.map(lambda piece: piece_of(*piece), operands)
     return jax.tree.map(lambda result: result.reshape(pieces * height)[:n], results)
-
-
-def _tie_rows(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Let the row numbers depend on the queries: the backward pass would otherwise hold the mask of all rows."""
-    return lambda q, rows: function(*jax.lax.optimization_barrier((q, rows)))

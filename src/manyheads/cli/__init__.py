@@ -3,17 +3,24 @@
 Exit status: 0 done; 1 a check failed (`--strict`); 2 wrong use; 3 failed; 130 interrupted.
 """
 
+from __future__ import annotations
+
+import contextlib
 import difflib
+import functools
+import gc
 import importlib
 import os
 import platform
 import re
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import NamedTuple
 
-from manyheads.cli.interrupts import heeded_interrupts
-
+AGAIN = 0.02  # seconds until an interrupt that came during a collection is tried again
 DONE, CHECK_FAILED, WRONG_USE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
 ABOUT = (
@@ -85,7 +92,7 @@ probe weights = probe.checkpoints:Weights = measure rank and coherence of weight
     manyheads probe weights run/step*
 probe verify = probe.checkpoints:Verify = check whether a series of checkpoints is what it says
     manyheads probe verify run/step*
-probe health = probe.health:Health = name heads and steps at which a training broke
+probe health = probe.attention:Health = name heads and steps at which a training broke
     manyheads probe health recording
     manyheads probe health recording --strict
 extract = extract:Extract = recover the weights of a black-box attention layer
@@ -152,6 +159,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED if known is None else known
 
 
+@contextlib.contextmanager
+def heeded_interrupts() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` on Ctrl-C inside the block, a moment later if it would be dropped.
+
+    Python reports and drops what is raised during garbage collection, which calls callbacks (JAX registers one) and
+    finalizers; during imports one interrupt in ten was lost so. Does nothing outside the main thread, or if another
+    handler of Ctrl-C is set.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    collecting = False
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        nonlocal collecting
+        collecting = phase == "start"
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if collecting or _is_callback(frame):
+            later = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
+            later.daemon = True
+            later.start()
+        else:
+            raise KeyboardInterrupt
+
+    gc.callbacks.insert(0, watch)
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        gc.callbacks.remove(watch)
+
+
+def _is_callback(frame: FrameType | None) -> bool:
+    """Tell whether a callback of the collector is running: some run before `watch` is told of its start."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _dispatch(words: list[str]) -> int:
     if words in (["--version"], ["-V"]):
         print(_versions())
@@ -174,7 +226,9 @@ def _dispatch(words: list[str]) -> int:
     for name in (tuple(words[:2]), group):
         if name in COMMANDS and not (known and name == group and len(words) > 1 and words[1][:1] != "-"):
             return _run(name, words[len(name) :])
-    if group[0] in DEFAULTS and len(words) > 1 and _is_argument(words[1]):
+    second = words[1] if len(words) > 1 else ""  # a flag or a path is no mistyped command
+    flag = second[:1] == "-" and second not in ("--help", "-h")
+    if group[0] in DEFAULTS and (flag or os.sep in second or os.path.exists(second)):
         return _run(DEFAULTS[group[0]], words[1:])
     if known and (len(words) == 1 or words[1] in ("--help", "-h")):
         print(_help(group))
@@ -189,36 +243,24 @@ def _dispatch(words: list[str]) -> int:
     return WRONG_USE
 
 
-def _is_argument(word: str) -> bool:
-    """Tell a flag or a path from a mistyped command."""
-    return (word[:1] == "-" and word not in ("--help", "-h")) or os.sep in word or os.path.exists(word)
-
-
 def _run(name: tuple[str, ...], rest: list[str]) -> int:
     module, _, attribute = COMMANDS[name].place.partition(":")
     command = getattr(importlib.import_module(module), attribute)
-    parsed = _parse(command, rest, f"manyheads {' '.join(name)}")
-    if parsed is None:
-        from manyheads.cli.help.wrapping import command_line
+    try:
+        if not (parse := getattr(command, "parse", None)):
+            from manyheads.cli.parsing import parse_command
+
+            parse = functools.partial(parse_command, command)
+        parsed = parse(rest, f"manyheads {' '.join(name)}")
+    except SystemExit as leaving:
+        if leaving.code not in (0, None):
+            raise
+        from manyheads.cli.help.wrapping import command_line  # help was requested and has been printed
 
         print("\n".join(["", "examples:", *map(command_line, COMMANDS[name].examples)]))
         return DONE
     _share_compiled_programs()
     return int(parsed.run())
-
-
-def _parse(command: Any, rest: list[str], program: str) -> Any:
-    """Return the command with its flags; None if help was requested and has been printed."""
-    try:
-        if hasattr(command, "parse"):
-            return command.parse(rest, program)
-        from manyheads.cli.parsing import parse_command
-
-        return parse_command(command, rest, program)
-    except SystemExit as leaving:
-        if leaving.code in (0, None):
-            return None
-        raise
 
 
 def _versions() -> str:

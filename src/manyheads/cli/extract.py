@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -98,7 +98,7 @@ class Extract:
         RecoveryRefused
             No layer was verified on fresh sequences; no file is written.
         """
-        from manyheads.recovery import extract_layer
+        from manyheads.recovery import ExtractionOptions, extract_layer
         from manyheads.study.execution.progress import announce
 
         start, processor = time.monotonic(), time.process_time()
@@ -107,8 +107,10 @@ class Extract:
         target = self._find()
         announce(f"querying {target.oracle.about}, tokens of dimension {target.oracle.dim}")
         try:
+            same = {name: getattr(self, name) for name in ("accurate", "verify", "tolerance", "store")}
+            options = ExtractionOptions(most_calls=self.budget, limits=self._limits(), **same)
             asked: dict[str, Any] = {"method": self.method, "noise": self.noise, "seed": self.seed}
-            found = extract_layer(target.oracle, **asked, options=self._options())
+            found = extract_layer(target.oracle, **asked, options=options)
         except KeyboardInterrupt:
             kept = "no answer is kept without --store FOLDER, and no file was written"
             if self.store is not None:
@@ -123,16 +125,11 @@ class Extract:
     # Queries
 
     def _refuse(self) -> None:
-        """Refuse before the first query what would be refused afterwards."""
-        if self.output.suffix != ".safetensors":
-            raise UsageError(f"--output {self.output}: name a file that ends in .safetensors")
-        self._refuse_output()
-        check_flags(self)
-
-    def _refuse_output(self) -> None:
-        """Refuse files that cannot be written or that another program wrote."""
+        """Refuse before the first query what would be refused afterwards, such as files that another program wrote."""
         from manyheads.recovery.layers.files import is_layer_file
 
+        if self.output.suffix != ".safetensors":
+            raise UsageError(f"--output {self.output}: name a file that ends in .safetensors")
         folder, files = self.output.parent, [self.output.with_suffix(f".{name}") for name in FILES]
         taken = [file for file in files if file.exists()]
         refused = {
@@ -149,6 +146,7 @@ class Extract:
         if taken and not is_layer_file(self.output):
             why = f"{taken[0]} exists and was not written by this command; name another file"
             raise UsageError(f"--output {self.output}: {why}")
+        check_flags(self)
 
     def _find(self) -> Target:
         from manyheads.recovery import load_layer
@@ -198,12 +196,6 @@ class Extract:
         said = {name: getattr(self, name) or getattr(found, name) for name in ("residual", "rotary", "scores", "mlp")}
         return replace(found, **said, about=about)
 
-    def _options(self) -> "ExtractionOptions":
-        from manyheads.recovery import ExtractionOptions
-
-        same = {name: getattr(self, name) for name in ("accurate", "verify", "tolerance", "store")}
-        return ExtractionOptions(most_calls=self.budget, limits=self._limits(), **same)
-
     def _limits(self) -> "ServerLimits":
         from manyheads.recovery import ServerLimits
 
@@ -246,14 +238,6 @@ def _read_table(path: Path) -> "np.ndarray":
     return table
 
 
-def _say_accuracy(heads: Sequence[Mapping[str, Json]]) -> str:
-    """Describe the accuracy of the heads; None is an error without a bound."""
-    projection, theta = (
-        max(math.inf if head[name] is None else float(head[name]) for head in heads) for name in ("projection", "theta")
-    )
-    return f"factor of a whole head off by at most {projection:.2g} in W and {theta:.2g} in its logits"
-
-
 def _say_leak(leak: Mapping[str, Json] | None, stages: Mapping[str, Json]) -> Iterator[str]:
     """Describe the calls of every stage, and what is known of attacks behind noise and rounding."""
     from manyheads.recovery.queries.leak_meter import UNCOUNTED, describe_queries, describe_unmeasured, name_bound
@@ -281,10 +265,12 @@ def _as_text(summary: Mapping[str, Json]) -> Iterator[str]:
     from manyheads.recovery.layers.panels import say_ranks
 
     ranks = (say_ranks(summary[f"{name}_ranks"]) for name in ("theta", "projection"))
+    errors = ([head[name] for head in summary["head_accuracy"]] for name in ("projection", "theta"))
+    worst = [max(math.inf if error is None else float(error) for error in each) for each in errors]  # None: unbounded
     asked, files = summary["asked"], summary["files"]
     yield "heads    {}; rank of Theta {}, of W {}".format(summary["heads"], *ranks)
     yield f"acts on  {summary['acts_on']}"
-    yield f"each     {_say_accuracy(summary['head_accuracy'])}"
+    yield "each     factor of a whole head off by at most {:.2g} in W and {:.2g} in its logits".format(*worst)
     yield from (f"note     {note}" for note in summary["notes"])
     yield f"error    {summary['certificate']['statement']}"
     ratio = summary["numbers_per_parameter"]
@@ -293,8 +279,8 @@ def _as_text(summary: Mapping[str, Json]) -> Iterator[str]:
     processor = f"{summary['cpu_seconds']:.1f} CPU s, of which {asked['oracle_seconds']:.1f} in the oracle"
     yield f"took     {summary['seconds']:.1f} s; {processor}"
     yield f"method   {summary['method']}: {summary['reason']}"
-    if errors := summary["against_weights"]:
-        yield f"truth    {', '.join(f'{name} {value:.2g}' for name, value in errors.items())}"
+    if known := summary["against_weights"]:
+        yield f"truth    {', '.join(f'{name} {value:.2g}' for name, value in known.items())}"
     if "leak" in summary:
         yield from _say_leak(summary["leak"], summary["asked_by_stage"])
     yield f"written  {files['safetensors']}; its certificate {files['json']}; a report {files['html']}"

@@ -49,12 +49,17 @@ class Clean:
 
     def run(self) -> int:
         """Remove and print what was removed."""
+        from manyheads.study.registry import STUDIES, load
+
         leftovers = removed = 0
+
+        def superseded(header: dict[str, Any]) -> bool:
+            return header["study"] in STUDIES and load(header["study"]).revision > header["revision"]
 
         def clean(run: Any) -> None:
             nonlocal leftovers, removed
             leftovers += len(run.leftovers()) if self.dry_run else run.sweep()
-            if (self.unfinished and run.summary() is None) or (self.superseded and _is_superseded(run)):
+            if (self.unfinished and run.summary() is None) or (self.superseded and superseded(run.header)):
                 if not self.dry_run:
                     run.remove()
                 removed += 1
@@ -224,10 +229,3 @@ def _describe(path: Path) -> dict[str, str | int]:
     except FileRefused as refusal:
         state = f"refused: {refusal}"
     return {"run": str(path), "units": count, "state": state}
-
-
-def _is_superseded(run: Any) -> bool:
-    from manyheads.study.registry import STUDIES, load
-
-    name = run.header["study"]
-    return name in STUDIES and load(name).revision > run.header["revision"]

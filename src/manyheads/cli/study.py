@@ -53,10 +53,7 @@ class List:
     def run(self) -> int:
         """Print the table.
 
-        Raises
-        ------
-        UsageError
-            No study matches a pattern.
+        Raises `UsageError`: no study matches a pattern.
         """
         patterns = self.patterns or ("*",)
         found = {name: STUDIES[name] for name in sorted(STUDIES) if any(_matches(name, each) for each in patterns)}

@@ -51,34 +51,14 @@ class ConventionError(UsageError):
 class Convention:
     """The questions that a count of operations has to answer.
 
-    Parameters
-    ----------
-    multiply_add
-        Operations in one multiply-add: 2 (FLOPs) or 1 (MACs).
-    causal
-        Score products under a causal mask, `n` queries being the last of `m` keys. ``"exact"``: the
-        `n m - n (n - 1) / 2` pairs that are not masked; ``"halved"``: `n m - n^2 / 2`, half of the square when
-        `n = m`; ``"dense"``: `n m`. Elementwise work on scores has no half pairs: ``"halved"`` counts it exactly.
-    softmax
-        Operations per score that are added to `Cost.flops`; 0 leaves them to `Cost.elementwise`.
-    recompute
-        Which work of the backward pass that only recreates activations is counted.
-    embedding
-        A token embedding is a gather and costs nothing, or a product with one-hot rows.
-    backward
-        ``"needed"``: products whose gradient nobody asks for are not counted; ``"twice"``: the rule of thumb.
-    experts
-        Experts that a token ``"visited"``, or ``"all"`` as if it had visited every one.
+    Under a causal mask the `n` queries are the last of the `m` keys. ``"exact"``: the `n m - n (n - 1) / 2` pairs that
+    are not masked; ``"halved"``: `n m - n^2 / 2`, half of the square when `n = m`; ``"dense"``: `n m`. Elementwise work
+    on scores has no half pairs: ``"halved"`` counts it exactly.
 
-    Raises
-    ------
-    UsageError
-        A field has a value outside its table, or ``"executed"`` in some fields only.
-
-    Notes
-    -----
     ``"executed"`` marks a count of a program as it runs (`manyheads.costs.count`): it stands in all four fields that
     a program answers by itself, and such a count can only change its `multiply_add`.
+
+    Raises `UsageError`: a field has a value outside its table, or ``"executed"`` in some fields only.
 
     Examples
     --------
@@ -86,12 +66,16 @@ class Convention:
     ['multiply-add = 1', 'causal mask ignored', 'softmax not in FLOPs']
     """
 
-    multiply_add: Literal[1, 2] = constrained(2, Constraint(choices=(1, 2)))
-    causal: Causal = field(default="exact", metadata=CHECKED)
-    softmax: int = constrained(0, Constraint(least=0))
+    multiply_add: Literal[1, 2] = constrained(2, Constraint(choices=(1, 2)))  # its operations: 2 (FLOPs) or 1 (MACs)
+    causal: Causal = field(default="exact", metadata=CHECKED)  # score products under a causal mask
+    softmax: int = constrained(0, Constraint(least=0))  # added to `flops` for each score; 0: left to `elementwise`
+    # Work of the backward pass that only recreates activations and is counted
     recompute: Recompute = field(default="none", metadata=CHECKED)
+    # A token embedding is a gather and costs nothing, or a product with one-hot rows
     embedding: Embedding = field(default="gather", metadata=CHECKED)
+    # "needed": products whose gradient nobody asks for are not counted; "twice": the rule of thumb
     backward: Backward = field(default="needed", metadata=CHECKED)
+    # Experts that a token "visited", or "all" as if it had visited every one
     experts: ExpertsCounted = field(default="visited", metadata=CHECKED)
 
     def __post_init__(self) -> None:

@@ -164,11 +164,8 @@ class Cost(Shown):
     def to(self, convention: str | Convention) -> "Cost":
         """Read the same work under another convention, or preset: exact, nothing is derived from a total.
 
-        Raises
-        ------
-        ConventionError
-            A count of a program as it runs does not know which products a mask hides or which work is recomputed, and
-            a formula does not know how a program would run. Neither is guessed.
+        Raises `ConventionError`: a count of a program as it runs does not know which products a mask hides or which
+        work is recomputed, and a formula does not know how a program would run. Neither is guessed.
 
         Examples
         --------

@@ -40,43 +40,23 @@ def heads_per_device(heads: int, devices: int) -> int:
 class AttentionShape:
     """One attention core: softmax(Q K^T) V for every sequence and head.
 
-    Parameters
-    ----------
-    queries
-        Queries per sequence, `n`; under a causal mask the last `n` of the keys.
-    heads, head_dim
-        Query heads `h` and their dimension `d_k`.
-    keys
-        Keys per sequence, `m`; None means as many as queries.
-    value_dim
-        Dimension of a value, `d_v`; None means `head_dim`.
-    kv_heads
-        Heads of keys and values; groups of query heads share them. None means `heads`. It changes bytes, not products.
-    batch
-        Sequences.
-    causal, window
-        Mask: no later key; of these the last `window` only (0: all), without a causal mask those at most half a window
-        away.
-    itemsize
-        Bytes of a number.
+    Mask: no later key under a causal one, the `n` queries being the last of the `m` keys; of these the last `window`
+    only (0: all), without a causal mask those at most half a window away.
 
-    Raises
-    ------
-    UsageError
-        A size is not a positive integer, `kv_heads` does not divide `heads`, more causal queries than keys, or another
-        number of them under a window of both sides.
+    Raises `UsageError`: a size is not a positive integer, `kv_heads` does not divide `heads`, more causal queries than
+    keys, or another number of them under a window of both sides.
     """
 
-    queries: int = _size()
-    heads: int = _size()
-    head_dim: int = _size()
-    keys: int | None = _size(None)
-    value_dim: int | None = _size(None)
-    kv_heads: int | None = _size(None)
-    batch: int = _size(1)
+    queries: int = _size()  # per sequence, n
+    heads: int = _size()  # of the queries, h
+    head_dim: int = _size()  # of a query or key, d_k
+    keys: int | None = _size(None)  # per sequence, m; None: as many as queries
+    value_dim: int | None = _size(None)  # d_v; None: `head_dim`
+    kv_heads: int | None = _size(None)  # which groups of query heads share; None: `heads`. It changes bytes alone
+    batch: int = _size(1)  # sequences
     causal: bool = False
     window: int = _size(0, 0)
-    itemsize: int = _size(4)
+    itemsize: int = _size(4)  # bytes of a number
 
     def __post_init__(self) -> None:
         _fill(self, {"keys": self.queries, "value_dim": self.head_dim, "kv_heads": self.heads})
@@ -127,6 +107,8 @@ class Latent:
 @dataclass(frozen=True)
 class ModelShape:
     """A transformer: `layers` blocks of attention and MLP, with or without embedding and unembedding.
+
+    Raises `UsageError`: a size is out of range, heads do not divide, or an unembedding has no vocabulary.
 
     Parameters
     ----------
@@ -179,11 +161,6 @@ class ModelShape:
         Bytes of a number.
     notes
         Remarks that every cost of this shape carries.
-
-    Raises
-    ------
-    UsageError
-        A size is out of range, heads do not divide, or an unembedding has no vocabulary.
 
     Examples
     --------

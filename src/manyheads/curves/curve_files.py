@@ -27,26 +27,16 @@ COLUMNS = ("step", "layer", *FIGURES, "loss", *SCALARS)
 class RunCurves:
     """Curves of one training.
 
-    Attributes
-    ----------
-    name
-        What it is called in tables.
-    steps
-        (S,), in rising order.
-    figures
-        "entropy" of attention in nats, mean over heads, and "stable_rank" of the MLP's lower matrix: (S, L), from the
-        lowest layer to the top; either may be absent.
-    levels
-        By figure, where known: the entropy of uniform attention, the stable rank of a random matrix.
-    loss, learning_rate
-        (S,), best a validation loss, NaN where it was not measured; and a number. None if not known.
+    Figures are "entropy" of attention in nats, mean over heads, and "stable_rank" of the MLP's lower matrix: (S, L),
+    from the lowest layer to the top; either may be absent. Levels, where known, are by figure the entropy of uniform
+    attention and the stable rank of a random matrix.
     """
 
-    name: str
-    steps: NDArray[np.int64]
+    name: str  # in tables
+    steps: NDArray[np.int64]  # (S,), in rising order
     figures: dict[str, Floats]
     levels: dict[str, float]
-    loss: Floats | None = None
+    loss: Floats | None = None  # (S,), best a validation loss, NaN where it was not measured
     learning_rate: float | None = None
 
     def __post_init__(self) -> None:

@@ -55,44 +55,26 @@ NAMES: dict[str, Label] = {"": "flat", "-": "falling", "+": "rising", "-+": "reb
 class CurveShape(NamedTuple):
     """Shape of one curve.
 
-    Attributes
-    ----------
-    label
-        "flat"; "falling"; "levelled off": fell, and in its last third by less than a twentieth of its range;
-        "rebounded": down and up again; "rising"; "rose and fell"; "no single shape": three moves or more; "undecided":
-        the samples do not determine it.
-    drop, rise
-        First and last value above the minimum, of the best fit that falls and then rises (isotonic regression).
-    lowest
-        Index of that minimum.
-    autocorrelation, noise
-        Estimated rho between samples, and standard deviation of the noise.
+    "levelled off": fell, and in its last third by less than a twentieth of its range; "rebounded": down and up again;
+    "no single shape": three moves or more; "undecided": the samples do not determine it.
     """
 
     label: Label
-    drop: float
-    rise: float
-    lowest: int
-    autocorrelation: float
-    noise: float
+    drop: float  # first value above the minimum, of the best fit that falls and then rises (isotonic regression)
+    rise: float  # and last value above it
+    lowest: int  # index of that minimum
+    autocorrelation: float  # estimated rho between samples
+    noise: float  # its standard deviation
 
 
 @takes_arrays
 def curve_shape(curve: Float[ArrayLike, " time"], *, even: bool = True) -> CurveShape:
-    """Tell the shape of a curve as it is sampled.
+    """Tell the shape of a curve as it is sampled: at least 20 finite values, in the order of time.
 
-    Parameters
-    ----------
-    curve
-        At least 20 finite values, in the order of time.
-    even
-        Whether they lie at equal intervals; otherwise only moves of 4.5 standard deviations count,
-        and smaller ones beyond noise leave the shape undecided.
+    Unless they lie at `even` intervals, only moves of 4.5 standard deviations count, and smaller ones beyond noise
+    leave the shape undecided.
 
-    Raises
-    ------
-    ShapeError, UsageError
-        Fewer values, or values that are not finite.
+    Raises `ShapeError` or `UsageError`: fewer values, or values that are not finite.
 
     Examples
     --------

@@ -56,22 +56,13 @@ class Relation:
 
 @dataclass(frozen=True, repr=False)
 class CurveJudgement(Shown):
-    """What the curves of one or several runs say.
-
-    Attributes
-    ----------
-    layers
-        A verdict for every run, figure and layer.
-    rebounds
-        By figure and "bottom" or "top" layer: how many runs rebound, of how many whose shape is known.
-    relations
-        Of rebound, early loss and final loss; none for fewer than eight runs with a loss.
-    """
+    """What the curves of one or several runs say."""
 
     runs: tuple[RunCurves, ...]
-    layers: tuple[LayerVerdict, ...]
+    layers: tuple[LayerVerdict, ...]  # a verdict for every run, figure and layer
+    # By figure and "bottom" or "top" layer: how many runs rebound, of how many whose shape is known
     rebounds: dict[tuple[str, str], tuple[int, int]]
-    relations: tuple[Relation, ...]
+    relations: tuple[Relation, ...]  # of rebound, early loss and final loss; none for fewer than eight runs with a loss
 
     def sentences(self) -> list[str]:
         """Say it for people."""
@@ -121,6 +112,8 @@ class CurveJudgement(Shown):
 def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
     """Judge the curves of trainings: shape of every layer's curve, and the relation of rebounds to the loss.
 
+    Raises `UsageError`: no run, two of one name, or something else than runs.
+
     Parameters
     ----------
     runs
@@ -131,11 +124,6 @@ def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
     CurveJudgement
         The rise that is related to the loss is that of the top layer's entropy, or stable rank where entropies are
         absent; the final loss is the least of a run. A run that diverged counts with its last finite values.
-
-    Raises
-    ------
-    UsageError
-        No run, two of one name, or something else than runs.
 
     Examples
     --------

@@ -128,10 +128,7 @@ def match_hidden(config: BaselineConfig, target: int, tolerance: float = 0.01) -
 
     If no hidden width comes within the tolerance, the embedding's width moves too, by as little as will do.
 
-    Raises
-    ------
-    UsageError
-        No width within a factor of two comes that close.
+    Raises `UsageError`: no width within a factor of two comes that close.
 
     Examples
     --------

@@ -58,10 +58,7 @@ def embed(x: "Array", inputs: Input, table: "Array | None") -> "Array":
 
     The table of embeddings is (rows, d), None for vectors.
 
-    Raises
-    ------
-    ShapeError
-        `x` has not the shape or the type that `inputs` says.
+    Raises `ShapeError`: `x` has not the shape or the type that `inputs` says.
 
     Examples
     --------

@@ -14,10 +14,7 @@ def cross_entropy(model: "Callable[[Array], jax.Array]", batch: "Sequence[Array]
 
     The model returns logits (..., classes); a batch is a sequence that begins with inputs and integer answers (...).
 
-    Raises
-    ------
-    ShapeError
-        The answers do not match the outputs: a per-token answer needs the read-out `"token"`.
+    Raises `ShapeError`: the answers do not match the outputs: a per-token answer needs the read-out `"token"`.
 
     Examples
     --------

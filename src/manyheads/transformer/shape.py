@@ -10,6 +10,8 @@ from manyheads.errors import UsageError, check_integers
 class Shape:
     """Key dimension N, heads H, depth L; the residual stream has width d = N H unless another one is given.
 
+    Raises `UsageError`: one of them is not a positive integer, or K does not divide H.
+
     Attributes
     ----------
     stream
@@ -20,11 +22,6 @@ class Shape:
         Hidden width F of the MLP; None for a multiple of the stream's width that is the same at every shape.
     query_rank, key_value_rank
         Ranks of the latents of queries, and of keys and values (MLA); None without one, or for the same at every shape.
-
-    Raises
-    ------
-    UsageError
-        One of them is not a positive integer, or K does not divide H.
 
     Examples
     --------

@@ -45,6 +45,22 @@ class TrainState(NamedTuple):
     losses: jax.Array  # (steps,), zero for the steps to come
 
 
+def update(
+    model: Model,
+    loss: Loss,
+    batches: Batches,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    number: jax.Array,
+    weights: PyTree,
+    state: optax.OptState,
+) -> tuple[PyTree, optax.OptState, jax.Array]:
+    """Return the update of the step of a number, the optimizer's state after it, and the loss before it."""
+    batch = batches(jax.random.fold_in(key, number))
+    value, gradient = jax.value_and_grad(lambda trained: loss(with_weights(model, trained), batch))(weights)
+    return *optimizer.update(gradient, state, weights), value
+
+
 def step(
     model: Model,
     loss: Loss,
@@ -55,12 +71,9 @@ def step(
     state: TrainState,
 ) -> TrainState:
     """Take the step of a number: draw its batch, differentiate the loss, update the weights."""
-    weights, optimizer_state, losses = state
-    batch = batches(jax.random.fold_in(key, number))
-    value, gradient = jax.value_and_grad(lambda trained: loss(with_weights(model, trained), batch))(weights)
-    updates, optimizer_state = optimizer.update(gradient, optimizer_state, weights)
-    losses = losses.at[number].set(value.astype(losses.dtype))
-    return TrainState(optax.apply_updates(weights, updates), optimizer_state, losses)
+    change, inner, value = update(model, loss, batches, optimizer, key, number, state.weights, state.optimizer_state)
+    losses = state.losses.at[number].set(value.astype(state.losses.dtype))
+    return TrainState(optax.apply_updates(state.weights, change), inner, losses)
 
 
 class Snapshot(NamedTuple):
@@ -110,6 +123,8 @@ def train(
     value of `every`. A later call with equal `loss`, `batches` and `optimizer` objects and equal shapes compiles
     nothing: make the optimizer once.
 
+    Raises `UsageError`: `steps` or `every` is not positive.
+
     Parameters
     ----------
     model
@@ -126,11 +141,6 @@ def train(
         Steps of a chunk; `None` takes one chunk.
     measure
         Called on the host with a `Snapshot` before the first step and after each chunk. `print_loss` shows progress.
-
-    Raises
-    ------
-    UsageError
-        `steps` or `every` is not positive.
 
     Examples
     --------

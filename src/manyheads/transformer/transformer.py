@@ -77,6 +77,8 @@ class Transformer(eqx.Module):
     ) -> "Float[Array, '... outputs']":
         """Compute the outputs.
 
+        Raises `ShapeError`: `x` does not fit the configuration, or `padding_mask` does not fit `x` or is not boolean.
+
         Parameters
         ----------
         x
@@ -90,11 +92,6 @@ class Transformer(eqx.Module):
         -------
         Array
             (..., outputs), or (..., T, outputs) with the read-out `"token"`.
-
-        Raises
-        ------
-        ShapeError
-            `x` does not fit the configuration, or `padding_mask` does not fit `x` or is not boolean.
         """
         return _run(self, x, padding_mask)
 
@@ -110,11 +107,6 @@ class Transformer(eqx.Module):
         What is recorded at padding means nothing.
         """
         return _run(self, x, padding_mask, "patterns" if patterns else "layers")
-
-    def _scales(self) -> Scaling:
-        # Cast once: a float64 scalar must not lift float32 weights.
-        dtype = self.weights.unembedding.dtype
-        return jax.tree.map(lambda number: jnp.asarray(number, dtype), self.scaling)
 
     def _start(self, x: jax.Array, scaling: Scaling) -> jax.Array:
         table, positional = self.weights.embedding, self.weights.positional
@@ -190,7 +182,8 @@ def normalize(
 @functools.partial(jax.jit, inline=True, static_argnums=3)
 def _run(model: Transformer, x: jax.Array, padding_mask: jax.Array | None, kept: str = "outputs") -> Any:
     """Return the outputs, or a `Record` with "layers" or their "patterns" too."""
-    scaling = model._scales()
+    dtype = model.weights.unembedding.dtype  # cast once: a float64 scalar must not lift float32 weights
+    scaling = jax.tree.map(lambda number: jnp.asarray(number, dtype), model.scaling)
     padding_mask = _check_padding(padding_mask, x, model.config)
     start = model._start(x, scaling)
 

@@ -8,8 +8,7 @@ from math import comb
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, Item, merge
 from manyheads.costs.formulas.memory import stored_matrices
-from manyheads.costs.formulas.model import Call, model_items, transformer_cost
-from manyheads.costs.formulas.passes import cost_of, size_note
+from manyheads.costs.formulas.model import Call, cost_of, model_items, size_note, transformer_cost
 from manyheads.costs.shapes import ModelShape, heads_per_device
 from manyheads.errors import UsageError, check_integer
 
@@ -44,15 +43,12 @@ def _refuse_bidirectional(shape: ModelShape) -> None:
 def token_cost(shape: ModelShape, context: int, batch: int = 1, convention: str | Convention = "exact") -> Cost:
     """Count one decoding step with a cache: `b [(8 + 4 r) d^2 + 4 T d]` a block, `T` tokens with the new one.
 
+    Raises `UsageError`: the attention is not causal, or a size is not positive.
+
     Notes
     -----
     Bytes: weights once, the cache of the earlier tokens read, the new keys and values written, token and logits. Of
     experts as many as the tokens of a step can visit at most.
-
-    Raises
-    ------
-    UsageError
-        The attention is not causal, or a size is not positive.
 
     Examples
     --------

@@ -2,8 +2,7 @@
 
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost
-from manyheads.costs.formulas.model import Call
-from manyheads.costs.formulas.passes import Part, cost_of, dense_part, pass_items
+from manyheads.costs.formulas.model import Call, Part, cost_of, dense_part, pass_items
 from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.costs.tally import Tally
 

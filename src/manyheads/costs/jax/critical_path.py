@@ -31,11 +31,8 @@ def longest_chain(fn: Callable[..., object], *args: PyTree) -> int:
     With any number of processors, this many products must still run one after the other. A `scan` is followed through
     all its steps: only what is carried from one to the next makes it deep. Nothing is run.
 
-    Raises
-    ------
-    UnknownCost
-        A product stands in a `while` loop, whose number of steps is not part of the program, a `scan` is too long to be
-        followed, or code outside of the program is called.
+    Raises `UnknownCost`: a product stands in a `while` loop, whose number of steps is not part of the program, a `scan`
+    is too long to be followed, or code outside of the program is called.
 
     Examples
     --------

@@ -117,19 +117,16 @@ class Liveness:
         """Return what `wanted` results of `program` need; an equation with an effect is always needed."""
         key = (id(program), wanted)
         if key not in self._memory:
-            self._memory[key] = (program, self._walk(program, wanted))
+            live = _variables(program.outvars, wanted)
+            kept = []
+            for eqn in reversed(program.eqns):
+                mask = tuple(var in live for var in eqn.outvars)
+                if any(mask) or eqn.effects:
+                    kept.append((eqn, mask))
+                    live |= _variables(eqn.invars, self.operands(eqn, mask))
+            needed = Needed(tuple(reversed(kept)), tuple(var in live for var in program.invars))
+            self._memory[key] = (program, needed)
         return self._memory[key][1]
-
-    def _walk(self, program: core.Jaxpr, wanted: Mask) -> Needed:
-        live = {var for var, want in zip(program.outvars, wanted, strict=True) if want and not _literal(var)}
-        kept = []
-        for eqn in reversed(program.eqns):
-            mask = tuple(var in live for var in eqn.outvars)
-            if any(mask) or eqn.effects:
-                kept.append((eqn, mask))
-                used = self.operands(eqn, mask)
-                live |= {var for var, use in zip(eqn.invars, used, strict=True) if use and not _literal(var)}
-        return Needed(tuple(reversed(kept)), tuple(var in live for var in program.invars))
 
     def operands(self, eqn: Equation, mask: Mask) -> Mask:
         """Return which operands the wanted results of an equation need."""
@@ -139,7 +136,10 @@ class Liveness:
             mask = self.loop_results(params["jaxpr"].jaxpr, mask, consts, carries)
             return _with_carries(self.needed(params["jaxpr"].jaxpr, mask).inputs, mask, consts, carries)
         if name == "while":
-            return self._while_operands(eqn, mask)
+            mask = self.while_results(eqn, mask)
+            ends = self.needed(params["cond_jaxpr"].jaxpr, (True,)).inputs[: params["cond_nconsts"]]
+            body = self.needed(params["body_jaxpr"].jaxpr, mask).inputs
+            return (*ends, *_with_carries(body, mask, params["body_nconsts"], len(mask)))
         if name == "cond":
             used = [self.needed(branch.jaxpr, mask).inputs for branch in params["branches"]]
             return (True, *(any(uses) for uses in zip(*used, strict=True)))
@@ -163,13 +163,6 @@ class Liveness:
         wider = tuple(want or end for want, end in zip(mask, ends, strict=True))
         return self.loop_results(params["body_jaxpr"].jaxpr, wider, params["body_nconsts"], len(mask))
 
-    def _while_operands(self, eqn: Equation, mask: Mask) -> Mask:
-        params = eqn.params
-        mask = self.while_results(eqn, mask)
-        ends = self.needed(params["cond_jaxpr"].jaxpr, (True,)).inputs[: params["cond_nconsts"]]
-        body = self.needed(params["body_jaxpr"].jaxpr, mask).inputs
-        return (*ends, *_with_carries(body, mask, params["body_nconsts"], len(mask)))
-
 
 def _with_carries(used: Mask, wanted: Mask, consts: int, carries: int) -> Mask:
     # A wanted carry is an operand even if the body overwrites it: a loop may run zero times.
@@ -177,8 +170,8 @@ def _with_carries(used: Mask, wanted: Mask, consts: int, carries: int) -> Mask:
     return used[:consts] + middle + used[consts + carries :]
 
 
-def _literal(var: Variable) -> bool:
-    return isinstance(var, core.Literal)
+def _variables(values: Sequence[Variable], wanted: Mask) -> set[Variable]:
+    return {var for var, want in zip(values, wanted, strict=True) if want and not isinstance(var, core.Literal)}
 
 
 _INTEGER_ARITHMETIC: dict[str, Callable[..., Known]] = {
@@ -242,7 +235,7 @@ def bind(program: core.Jaxpr, consts: Consts, operands: Sequence[Known]) -> dict
 
 def look_up(environment: dict[Variable, Known], var: Variable) -> Known:
     """Return the known value of a variable or literal."""
-    return known_value(var.val) if _literal(var) else environment.get(var)
+    return known_value(var.val) if isinstance(var, core.Literal) else environment.get(var)
 
 
 def while_trips(eqn: Equation, operands: Sequence[Known], liveness: Liveness) -> tuple[int | None, str]:

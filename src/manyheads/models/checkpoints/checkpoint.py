@@ -24,15 +24,10 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 class Checkpoint:
     """The tensors of one model, opened by `open_checkpoint`.
 
-    `file_of` is the file that every tensor is read from, None where no tensor stands in two of them.
-
-    Attributes
-    ----------
-    entries
-        Name → `TensorEntry` (dtype, shape, bytes), file after file in the order of each file.
-    aliases
-        Name that was left out on saving because it shared its memory → name that holds the values. Only what the
-        metadata of a file states; see `manyheads.models.parameters.recognize` for weights that the configuration ties.
+    `file_of` is the file that every tensor is read from, None where no tensor stands in two of them. `entries`: name →
+    `TensorEntry` (dtype, shape, bytes), file after file in the order of each file. `aliases`: name that was left out on
+    saving because it shared its memory → name that holds the values. Only what the metadata of a file states; see
+    `manyheads.models.parameters.recognize` for weights that the configuration ties.
     """
 
     def __init__(
@@ -132,6 +127,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint: headers are read and checked, weights are left on the disk, no file stays open.
 
+    Raises `CheckpointRefused`: see `manyheads.models.refusals`.
+
     Parameters
     ----------
     path
@@ -142,11 +139,6 @@ def open_checkpoint(
     follow_links
         Whether files may be symbolic links, as they are in a Hugging Face cache. Names in an index stay inside the
         folder either way.
-
-    Raises
-    ------
-    CheckpointRefused
-        See `manyheads.models.refusals`.
 
     Examples
     --------

@@ -123,6 +123,9 @@ def find_alarms(
     "precision" weights that are rounded. Where the loss itself moves, none is much earlier than the loss: they find
     faults that the loss does not show, and name the head. None says anything about the final loss.
 
+    Raises `UsageError`: curves without the dimensions or any of the figures, steps that do not rise by equal intervals,
+    options out of range, clean runs of other steps or heads.
+
     Parameters
     ----------
     curves
@@ -149,12 +152,6 @@ def find_alarms(
     -------
     list of Alarm
         At most one of each detector, by step. Empty: none.
-
-    Raises
-    ------
-    UsageError
-        Curves without the dimensions or any of the figures, steps that do not rise by equal intervals, options out of
-        range, clean runs of other steps or heads.
 
     The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one:
     the figures `alarms-adamw` and `alarms-muon` of the results have each detector in trainings with and without faults.

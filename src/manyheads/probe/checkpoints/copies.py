@@ -204,7 +204,9 @@ def find_partial_copies(contents: list[Contents], altered: set[str] | None = Non
     tensors = sorted(set().union(*(content.extremes for content in contents)))
     for name in tensors:
         holders = [each for each in contents if name in each.extremes and each.samples[name].size >= ENTRIES]
-        moved = [False, *(_has_moved(name, *pair) for pair in itertools.pairwise(holders)), False]  # around each
+        pairs = itertools.pairwise(each.samples[name] for each in holders)
+        inside = (a.shape != b.shape or float(np.mean(a != b)) > CHANGED for a, b in pairs)
+        moved = [False, *inside, False]  # around each
         latest: dict[str, int] = {}
         for place, content in enumerate(holders):
             before = latest.get(content.hashes[name], place)
@@ -218,11 +220,6 @@ def find_partial_copies(contents: list[Contents], altered: set[str] | None = Non
         what = f"{len(names)} of {len(tensors)} tensors are those of {earlier}"
         findings.append(Finding("copied tensors", later, what, shorten(names)))
     return findings, set().union(*shared.values())
-
-
-def _has_moved(name: str, one: Contents, other: Contents) -> bool:
-    a, b = one.samples[name], other.samples[name]
-    return a.shape != b.shape or float(np.mean(a != b)) > CHANGED
 
 
 def find_interchanged(contents: list[Contents]) -> tuple[set[str], list[Finding]]:

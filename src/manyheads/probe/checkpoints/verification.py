@@ -35,30 +35,14 @@ PASSING_KEYS = {"transformers_version", "_name_or_path", "dtype", "torch_dtype",
 
 @dataclass(frozen=True, repr=False)
 class Verification(Shown):
-    """What `verify_checkpoints` found.
+    """What `verify_checkpoints` found."""
 
-    Attributes
-    ----------
-    checkpoints
-        Names, in the order in which they were compared.
-    findings
-        What is wrong, empty for a series that is what it says.
-    compared
-        Number of checkpoints that could be read whole.
-    tensors
-        Number of tensors that were read, over all checkpoints.
-    unchecked
-        What was not checked, and why.
-    sha256
-        Name of every readable checkpoint → digest of the names and bytes of its tensors.
-    """
-
-    checkpoints: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    compared: int
-    tensors: int
-    unchecked: tuple[str, ...]
-    sha256: Mapping[str, str]
+    checkpoints: tuple[str, ...]  # names, in the order in which they were compared
+    findings: tuple[Finding, ...]  # what is wrong, empty for a series that is what it says
+    compared: int  # number of checkpoints that could be read whole
+    tensors: int  # number of tensors that were read, over all checkpoints
+    unchecked: tuple[str, ...]  # what was not checked, and why
+    sha256: Mapping[str, str]  # name of every readable checkpoint -> digest of the names and bytes of its tensors
 
     @property
     def passed(self) -> bool:

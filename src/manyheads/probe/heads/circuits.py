@@ -43,7 +43,8 @@ def head_norms(weights: Mapping[str, NDArray[Any]]) -> Floats:
     [5.0, 4.0]
     """
     heads = len(weights["query"])
-    grams = {name: _grams(weight) for name, weight in weights.items()}
+    # Gram matrices (heads, N, N) of the rows, head after head so that one alone is converted.
+    grams = {name: np.stack([h @ h.T for h in (each.astype(np.float64) for each in w)]) for name, w in weights.items()}
     found = np.full((4, len(MATRICES), heads), np.nan)
     for place, name in enumerate(MATRICES):
         if name in grams:
@@ -53,11 +54,6 @@ def head_norms(weights: Mapping[str, NDArray[Any]]) -> Floats:
             factors = (grams[part] for part in CIRCUITS[name])
             found[:, place] = _norms(*(np.repeat(each, heads // len(each), axis=0) for each in factors))
     return found
-
-
-def _grams(weight: NDArray[Any]) -> Floats:
-    """Return the Gram matrices (heads, N, N) of the rows, head after head so that one alone is converted."""
-    return np.stack([head @ head.T for head in (part.astype(np.float64) for part in weight)])
 
 
 def _eigenvalues(grams: Floats) -> Floats:

@@ -30,6 +30,9 @@ from manyheads.models.torch.lazy_torch import Module
 def qk_clip_factors(model: Module, statistics: "xr.Dataset", threshold: float = 100.0) -> "xr.Dataset":
     """Compute the factors that QK-clip would apply to the heads of a model.
 
+    Raises `UsageError`: the threshold is not positive, the largest logits were not recorded, or the record is of
+    another model.
+
     Parameters
     ----------
     model, statistics
@@ -44,11 +47,6 @@ def qk_clip_factors(model: Module, statistics: "xr.Dataset", threshold: float = 
         `factor` (layer, head), gamma_h = min(1, tau / max_h); `applied` (layer, head), what the weights of the layer
         can carry of it: the logits of the head are multiplied by it; `rule` (layer), see the module. NaN where a layer
         has fewer heads, and where logits are NaN.
-
-    Raises
-    ------
-    UsageError
-        The threshold is not positive, the largest logits were not recorded, or the record is of another model.
 
     References
     ----------

@@ -42,13 +42,6 @@ def write_recording_report(tree: "xr.DataTree", out: Path | str, command: str = 
     The tree is that of `measure_checkpoints`, or of `open_recording` of a live recording of a fixed batch; the command
     says what measures it again.
     """
-    if not (sections := recording_sections(tree, command)):
-        raise UsageError("no figures of a fixed batch and no weights: record with AttentionRecorder(batch=...)")
-    return write_report(sections, Path(out), "manyheads: attention and rank over a training")
-
-
-def recording_sections(tree: "xr.DataTree", command: str = "") -> list[Section]:
-    """Return the sections of a recording: attention, weights, and drop and rebound."""
     sections = []
     if "attention_fixed" in tree.children:
         sections.append(_attention_section(tree["attention_fixed"].to_dataset(), tree.attrs, command))
@@ -58,7 +51,9 @@ def recording_sections(tree: "xr.DataTree", command: str = "") -> list[Section]:
     if readings := read_shapes(tree):
         lead = "\n".join([*(f"{each[0].upper()}{each[1:]}." for each in summarize_shapes(readings)), CAVEAT])
         sections.append(Section("Drop and rebound", lead, _listings(readings), source=TIAN))
-    return sections
+    if not sections:
+        raise UsageError("no figures of a fixed batch and no weights: record with AttentionRecorder(batch=...)")
+    return write_report(sections, Path(out), "manyheads: attention and rank over a training")
 
 
 # Attention

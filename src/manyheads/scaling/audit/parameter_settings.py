@@ -211,35 +211,30 @@ def _explain(
     base = target.learning_rate / target.factors.learning_rate if quantity == "learning_rate" else common
     if not math.isfinite(actual):
         return "it is not finite"
-    if quantity == "learning_rate" and alike:
-        cause = (
-            "all learning rates are off by this factor and consistent with each other: the tuned one was different, or "
-            "a schedule has changed them without a trace of its peak (give the schedule in place of the optimizer)"
-        )
-    elif quantity == "learning_rate" and not actual:
-        cause = (
-            "it is zero: its group is switched off, or a schedule that leaves no trace of its peak has not begun (give "
-            "the schedule in place of the optimizer)"
-        )
-    elif quantity == "learning_rate" and target.parameter.tied and _near(actual, target.learning_rate * tied):
-        cause = "a tied embedding treated twice, as embedding and as unembedding"
-    elif _near(actual, base) and not _near(own_factor, 1):
-        cause = f"it has the base's {quantity.replace('_', ' ')}: its group was forgotten, or not rescaled"
-    elif quantity == "learning_rate" and not _near(base, common) and _near(actual, common * own_factor):
-        cause = "it has the common learning rate, and its own was tuned apart"
-    elif _near(actual, base * own_factor**2):
-        cause = "it was scaled twice"
-    elif quantity == "weight_decay" and alike and target.factors.rule == "muon":
-        cause = "all weight decays of Muon are off by this factor: another one was tuned, or it was lost"
-    else:
-        cause = OTHER_FACTOR
-    if quantity == "learning_rate" and not actual:
-        return cause
-    if quantity == "learning_rate" and target.highest != 1:
-        ends = sorted((factor, factor / target.highest))
-        return f"{cause}; every step moves it {ends[0]:.3g} to {ends[1]:.3g} times as far as at the base"
-    if quantity == "learning_rate":
-        return f"{cause}; every step moves it {factor:.3g} times as far as at the base"
+    is_rate, given_instead = quantity == "learning_rate", "(give the schedule in place of the optimizer)"
+    causes = {
+        "all learning rates are off by this factor and consistent with each other: the tuned one was different, or a "
+        f"schedule has changed them without a trace of its peak {given_instead}": is_rate and alike,
+        "it is zero: its group is switched off, or a schedule that leaves no trace of its peak has not begun "
+        f"{given_instead}": is_rate and not actual,
+        "a tied embedding treated twice, as embedding and as unembedding": (
+            is_rate and target.parameter.tied and _near(actual, target.learning_rate * tied)
+        ),
+        f"it has the base's {quantity.replace('_', ' ')}: its group was forgotten, or not rescaled": (
+            _near(actual, base) and not _near(own_factor, 1)
+        ),
+        "it has the common learning rate, and its own was tuned apart": (
+            is_rate and not _near(base, common) and _near(actual, common * own_factor)
+        ),
+        "it was scaled twice": _near(actual, base * own_factor**2),
+        "all weight decays of Muon are off by this factor: another one was tuned, or it was lost": (
+            quantity == "weight_decay" and alike and target.factors.rule == "muon"
+        ),
+    }
+    cause = next((words for words, holds in causes.items() if holds), OTHER_FACTOR)
+    if is_rate:
+        ends = " to ".join(f"{end:.3g}" for end in sorted({factor, factor / target.highest}))
+        return f"{cause}; every step moves it {ends} times as far as at the base" if actual else cause
     if quantity == "epsilon":
         damped = "small gradients are damped that were not" if factor > 1 else "noise is amplified that was damped"
         if not actual:

@@ -47,6 +47,9 @@ def audit_model(
 ) -> Audit:
     """Compare a PyTorch model and its optimizer with what the parametrization prescribes.
 
+    Raises `UsageError`: no groups, an optimizer of the other kind or of none that is known, groups that train another
+    model, or what `torch_groups` refuses.
+
     Parameters
     ----------
     p, model, hyperparameters, roles, shape, folded, example, heads
@@ -62,12 +65,6 @@ def audit_model(
         Whether the weights are as they started, so that their stds can be judged; None: if the optimizer has not
         made a step, of which gradient descent without momentum keeps no trace. A std is right within its sampling
         error at a false-alarm rate of 1e-6 a parameter.
-
-    Raises
-    ------
-    UsageError
-        No groups, an optimizer of the other kind or of none that is known, groups that train another model, or what
-        `torch_groups` refuses.
     """
     options = ModelOptions(roles, shape, folded, example, heads)
     read, forward, targets, unmeasured = model_targets(p, model, hyperparameters, options)

@@ -205,6 +205,9 @@ def coordinate_check(
 ) -> CoordinateCheck:
     """Train networks along one axis from several seeds and check how everything grows.
 
+    Raises `UsageError`: shapes along none or several axes; fewer than two seeds, or one twice; checkpoints that do not
+    rise; a measurement without a quantity, of something that does not move, or the same for all seeds.
+
     Parameters
     ----------
     parametrization
@@ -220,12 +223,6 @@ def coordinate_check(
         At least two.
     tolerance
         Allowed deviation of the exponents along each axis.
-
-    Raises
-    ------
-    UsageError
-        Shapes along none or several axes; fewer than two seeds, or one twice; checkpoints that do not rise; a
-        measurement without a quantity, of something that does not move, or the same for all seeds.
 
     Examples
     --------

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from manyheads.errors import UsageError, check_integer, check_rising
 from manyheads.scaling.parametrization.parametrization import Parametrization
@@ -18,21 +17,17 @@ from manyheads.scaling.trained.transformers import (
     Recipe,
     Setting,
     attention_logits,
-    make_update,
     optimizer_of,
     prepare,
 )
 from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.training import Batches
+from manyheads.transformer.training import Batches, TrainState, step
 from manyheads.transformer.transformer import Record, Transformer, initialize
-from manyheads.transformer.weights import Weights
 
 SEQUENCES, TOKENS = 4, 4
 """Sequences of the probe, and tokens of each, between which kernels are taken: few, so that many networks are kept."""
-
-
-Run = tuple[Weights, optax.OptState, jax.Array]  # weights, state of the optimizer, losses
 
 
 class NetworkRecords(NamedTuple):
@@ -88,19 +83,15 @@ def _follow(
     def member(number: jax.Array) -> NetworkRecords:
         start = draw_network(setting.config, factors, jax.random.fold_in(for_models, number))
         tx = optimizer_of(setting, factors, start, learning_rate)
-        update = make_update(start, tx, batches, for_batches)
+        advance = partial(step, start, cross_entropy, batches, tx, for_batches)
 
-        def advance(step: jax.Array, state: Run) -> Run:
-            weights, memory, loss = update(step, *state[:2])
-            return weights, memory, state[2].at[step].set(loss)
-
-        def stretch(state: Run, span: tuple[jax.Array, jax.Array]) -> tuple[Run, tuple[jax.Array, ...]]:
+        def stretch(state: TrainState, span: tuple[jax.Array, jax.Array]) -> tuple[TrainState, tuple[jax.Array, ...]]:
             state = jax.lax.fori_loop(span[0], span[1], advance, state)
-            return state, _record(Transformer(state[0], factors.scaling, config), probe)
+            return state, _record(Transformer(state.weights, factors.scaling, config), probe)
 
-        state = (start.weights, tx.init(start.weights), jnp.zeros(steps))
-        (_, _, losses), records = jax.lax.scan(stretch, state, (bounds[:-1], bounds[1:]))
-        return NetworkRecords(losses, *(record[:-1] for record in records))  # without the end
+        state = TrainState(start.weights, tx.init(start.weights), jnp.zeros(steps))
+        end, records = jax.lax.scan(stretch, state, (bounds[:-1], bounds[1:]))
+        return NetworkRecords(end.losses, *(record[:-1] for record in records))  # without the end
 
     return jax.lax.map(member, jnp.arange(networks), batch_size=together if together > 1 else None)
 

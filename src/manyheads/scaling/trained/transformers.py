@@ -5,7 +5,7 @@ Parametrization and learning rate are traced numbers: one compiled program a sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +28,7 @@ from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import Number, Scaling, standard_scaling
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.training import Batches, fit, member_bytes
+from manyheads.transformer.training import Batches, fit, member_bytes, update
 from manyheads.transformer.transformer import Record, Transformer, initialize, normalize
 from manyheads.transformer.weights import Weights, roles
 
@@ -151,21 +151,6 @@ def optimizer_of(
 
 
 State = tuple[Weights, optax.OptState]
-Update = Callable[[Array, Weights, optax.OptState], tuple[Weights, optax.OptState, Array]]
-
-
-def make_update(start: Transformer, tx: optax.GradientTransformation, batches: Batches, key: Array) -> Update:
-    """Return one update: (step, weights, optimizer state) -> the new weights and state, and the loss before."""
-
-    def update(step: Array, weights: Weights, state: optax.OptState) -> tuple[Weights, optax.OptState, Array]:
-        batch = batches(jax.random.fold_in(key, step))
-        loss, gradient = jax.value_and_grad(
-            lambda w: cross_entropy(Transformer(w, start.scaling, start.config), batch)
-        )(weights)
-        change, state = tx.update(gradient, state, weights)
-        return optax.apply_updates(weights, change), state, loss
-
-    return update
 
 
 def training_bytes(config: TransformerConfig, optimizer: Optimizer, batches: Batches) -> int:
@@ -260,10 +245,13 @@ def _updates(
     before, weights = jax.tree.map(lambda value: value[0], (starts, drawn))
     start = Transformer(weights, factors.scaling, config)
     tx = optimizer_of(setting, factors, start, rate)
-    update = make_update(start, tx, batches, for_batches)
+
+    def advance(number: Array, state: State) -> State:
+        change, inner, _ = update(start, cross_entropy, batches, tx, for_batches, number, *state)
+        return optax.apply_updates(state[0], change), inner
 
     def stretch(state: State, span: tuple[Array, Array]) -> tuple[State, Updates]:
-        state = jax.lax.fori_loop(span[0], span[1], lambda step, state: update(step, *state)[:2], state)
+        state = jax.lax.fori_loop(span[0], span[1], advance, state)
         model = Transformer(state[0], factors.scaling, config)
         return state, _only(fields, _moved(start, before, model, probe, fields))
 
@@ -275,9 +263,9 @@ def _updates(
     return _only(fields, whole)
 
 
-def _only(fields: frozenset[str], update: Updates) -> Updates:
+def _only(fields: frozenset[str], updates: Updates) -> Updates:
     """Leave out what was not asked for, so that it is not compiled."""
-    return Updates(**{name: value if name in fields else None for name, value in update._asdict().items()})
+    return Updates(**{name: value if name in fields else None for name, value in updates._asdict().items()})
 
 
 def _kernel(stream: Array) -> Array:

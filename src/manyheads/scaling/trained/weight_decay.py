@@ -19,8 +19,8 @@ from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import NetworkFactors, Recipe, Setting, State, optimizer_of, prepare
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.training import Batches
-from manyheads.transformer.transformer import Transformer, initialize
+from manyheads.transformer.training import Batches, update
+from manyheads.transformer.transformer import initialize
 from manyheads.transformer.weights import roles
 
 if TYPE_CHECKING:
@@ -93,18 +93,14 @@ def _trainings(
         learning_rate, share = pair
         adam = optimizer_of(setting, factors, start, learning_rate)
 
-        def update(state: State, step: jax.Array) -> tuple[State, tuple[jax.Array, jax.Array]]:
-            weights, inner = state
-            batch = batches(jax.random.fold_in(for_batches, step))
-            loss, gradient = jax.value_and_grad(
-                lambda w: cross_entropy(Transformer(w, start.scaling, start.config), batch)
-            )(weights)
-            change, inner = adam.update(gradient, inner, weights)
+        def advance(state: State, step: jax.Array) -> tuple[State, tuple[jax.Array, jax.Array]]:
+            weights = state[0]
+            change, inner, loss = update(start, cross_entropy, batches, adam, for_batches, step, *state)
             relative = norm(change.blocks.value) / norm(weights.blocks.value)
             moved = jax.tree.map(lambda w, c, role: w * (1 - share * kept.get(role, 0.0)) + c, weights, change, names)
             return (moved, inner), (loss, relative)
 
-        return jax.lax.scan(update, (start.weights, adam.init(start.weights)), jnp.arange(steps))[1]
+        return jax.lax.scan(advance, (start.weights, adam.init(start.weights)), jnp.arange(steps))[1]
 
     found: tuple[jax.Array, jax.Array] = jax.lax.map(member, settings, batch_size=together if together > 1 else None)
     return found
