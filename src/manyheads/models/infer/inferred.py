@@ -111,12 +111,11 @@ def infer_roles(build: Callable[..., Any], base: Shape | Sequence[int], example:
     for asked, other in zip(shapes, traced, strict=True):
         shape, words = other.shape, f"build({asked.key_dim}, {asked.heads}, {asked.depth})"
         other.settle(first)
-        if shape is None:
-            reasons.append("no product of queries and keys was seen: no attention")
-        elif any(getattr(shape, name) != getattr(asked, name) for name in AXES.values()):
+        found = other.reasons()
+        if shape and not found and any(getattr(shape, name) != getattr(asked, name) for name in AXES.values()):
             made = f"makes a model of N, H, L = {shape.key_dim}, {shape.heads}, {shape.depth}"
-            reasons.append(f"{words} {made}; build every size from the shape that it is given")
-        reasons += [*other.reasons(), *other.compare(first, words)]
+            found.append(f"{words} {made}; build every size from the shape that it is given")
+        reasons += found or other.compare(first, words)
     refuse(reasons)
     assert first.shape is not None
     found = {word: [(getattr(each.shape, name),) for each in traced] for name, word in SIZES.items()}
@@ -150,8 +149,9 @@ def _follow(sizes: Sequence[Sequence[float]]) -> str:
     """Return a size as a product of powers of N, H and L, from its values at the base and at each doubling."""
     (own, *_), found = sizes[0], []
     for axis, size in zip(AXES, sizes[1:], strict=True):
-        power = math.log2(size[0] / own) if size else 0.0
-        near = Fraction(power).limit_denominator(2)
+        ratio = size[0] / own if size and own else 1.0
+        power = math.log2(ratio) if ratio > 0 else math.inf
+        near = Fraction(power).limit_denominator(2) if ratio > 0 else 0
         if abs(power - near) > 1e-5:
             found.append(f"(+{size[0] - own:g} as {axis} doubles)")
         elif near:
