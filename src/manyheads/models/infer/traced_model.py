@@ -92,11 +92,14 @@ class TracedModel:
         some = self.roles.uses[name]
         return int(self.tensors[name].numel() // (some[0].fan_in * len({each.part for each in some})))
 
-    def sides(self, part: str) -> tuple[int, int]:
+    def sides(self, part: str, other: TracedModel) -> tuple[int, int]:
         """Return what the weights of a part sum over, and put out, as the table takes them; 0 if it takes nothing."""
-        assert self.shape is not None
+        assert self.shape is not None and other.shape is not None
         shape, n, v = self.shape, *self.trace.cores[0][3:]
-        hidden, keys = shape.hidden or shape.width, shape.group_heads * (not shape.key_value_rank)
+        hidden, keys = (
+            (other.shape.hidden and shape.hidden) or shape.width,
+            shape.group_heads * (not shape.key_value_rank),
+        )
         fan_in = {"output": shape.heads * n, "mlp_out": hidden, "patch": 1, "query_up": shape.query_rank or 1}
         fan_in |= {"key_value_up": shape.key_value_rank or 1}
         fan_in |= dict.fromkeys((*READS_STREAM, "unembedding", "hidden"), shape.width)
@@ -108,7 +111,9 @@ class TracedModel:
         """Yield weights whose sides do not follow the shape as the table takes them to do."""
         for name, some in self.roles.uses.items() if self.shape and base.shape else ():
             known = [product for each in base.alike(name, base.roles.uses) for product in each]
-            sides = [(self.sides(part), base.sides(part)) for part in self.parts[name] if part != "embedding"]
+            sides = [
+                (self.sides(part, base), base.sides(part, self)) for part in self.parts[name] if part != "embedding"
+            ]
             seen, before = ({each.fan_in for each in products} for products in (some, known))
             takes = {size * own / other for (own, _), (other, _) in sides if own for size in before}
             if takes and seen - takes - {0}:
@@ -134,6 +139,12 @@ class TracedModel:
             elif parts and init_of(parts[0]) == "one" and bool((tensor == tensor.flatten()[0]).all()):
                 start = float(tensor.flatten()[0]) + self.trace.offsets.get(name, 0.0)
                 self.starts |= {join_layers(name): start, name: start}
+
+    def released(self) -> TracedModel:
+        """Keep the sides of parameters without their numbers."""
+        for name, tensor in self.tensors.items():
+            self.tensors[name] = torch.empty(tensor.shape, device="meta").requires_grad_(tensor.requires_grad)
+        return self
 
     def settle(self, base: TracedModel) -> None:
         """Take from the base what only it or a comparison of shapes tells."""
@@ -171,7 +182,7 @@ class TracedModel:
         reasons = [f"{reason} at {words}" for reason in self.compare_sides(base)]
         for name, parts in self.parts.items():
             known = base.alike(name, base.parts)
-            if not known or (name not in base.parts and self.shape and self.shape.depth == base.shape.depth):
+            if name not in base.parts and len(self.trace.cores) == len(base.trace.cores):
                 reasons.append(
                     f"{name} is at {words} and not at the base: only L may change how many weights there are"
                 )
