@@ -39,13 +39,12 @@ class TracedModel:
                 rows //= fan_in if kind == "bias" else 1
                 if kind in ("shift", "bias") and 1 < rows < self.tensors[name].numel():
                     self.roles.refuse(name, f"it is added to {beside} with a row for each position: this has no role")
+        self.alone: list[str] = []  # a reason from which all others follow
         if not self.trace.writes and self.trace.cores:
             first = [name for name, level in self.roles.level.items() if level == 1]
             between = set(first) - frozenset().union(*(side.weights for side in self.trace.cores[0][:3]))
-            what = (
-                "between the embeddings and the stream, it has no role" if between else "nothing is added to a stream"
-            )
-            refuse([f"{min(between or first or ['model'])}: {what}"])
+            where = "between the embeddings and the stream, it has no role"
+            self.alone = [f"{min(between)}: {where}" if between else "no branch is added to a stream: no role is known"]
         if not any(kinds & {"embedding", "patch"} for kinds in self.trace.tables.values()):
             self.trace.refuse("no table is read by what differs between two sequences: give example=, with two of them")
         self.unsized: list[str] = []  # why one shape does not describe it
@@ -217,6 +216,8 @@ class TracedModel:
 
     def reasons(self) -> list[str]:
         """Return why the model has no roles; frozen parameters may be unused."""
+        if self.alone:
+            return self.alone
         others = " ".join(self.trace.refused)
         said = [
             f"{name}: {reason}"
