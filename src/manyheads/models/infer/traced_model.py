@@ -18,6 +18,7 @@ from manyheads.models.torch.lazy_torch import Tensor, torch
 from manyheads.transformer.shape import Shape
 
 TOKENS, FEWER = 7, 5  # lengths of the two sequences that are tried where no example is given
+SIZES = {"bias": "beside what it is added to", "sink": "in the logits", "terms": "as terms of a sum"}
 KINDS = {"logit": "the logits are", "branch": "a branch is", "output": "the outputs are", "embedding": "embeddings are"}
 
 
@@ -108,9 +109,11 @@ class TracedModel:
         for kind, by_name in self.trace.scales.items():
             for name, number in by_name.items():
                 parts = self.parts.get(str(name), ())
-                label = {"branch": "+".join(parts), "inner": str(name), "position": str(name)}.get(kind, "")
+                label = {"branch": "+".join(parts), "inner": str(name), "position": str(name)}.get(
+                    kind, str(name) if kind in SIZES else ""
+                )
                 other = kind == "stream" or (kind == "output" and "unembedding" not in parts)
-                if other or (math.isnan(number) and kind in ("inner", "position")):
+                if other or (math.isnan(number) and kind in ("inner", "position", *SIZES)):
                     continue
                 numbers = found[kind][label]
                 if not any(math.isclose(number, each, rel_tol=1e-6) for each in numbers):
@@ -125,7 +128,7 @@ class TracedModel:
             if parts and known and not any(set(parts) == set(each) for each in known):
                 shown = "+".join(min(known))
                 reasons.append(f"{name} is {'+'.join(parts)} at {words} and {shown or 'without a part'} at the base")
-        for kind, where in (("inner", "before a nonlinearity"), ("position", "as a position")):
+        for kind, where in {"inner": "before a nonlinearity", "position": "as a position", **SIZES}.items():
             for name, mine in here[kind].items():
                 theirs = base.alike(name, before[kind])
                 if theirs and not any(_same(mine, each) for each in theirs):
