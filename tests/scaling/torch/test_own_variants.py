@@ -177,9 +177,7 @@ VARIANTS = {  # model, its outcome where the width, the depth, the key dimension
     ),
     "no softmax": (
         lambda: nano(CausalSelfAttention=attention(lambda q, k, v: (q @ k.mT).tril() @ v)),
-        "noted",
-        "noted",
-        "no softmax",
+        *["linear attention"] * 3,
     ),
     "logits over N": (
         lambda: nano(CausalSelfAttention=attention(lambda q, k, v: sdpa(q / 8**0.5, k, v))),
