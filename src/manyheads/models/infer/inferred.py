@@ -16,7 +16,7 @@ from typing import Any
 from manyheads._overview import Overview, Shown, render_table
 from manyheads.errors import UsageError, check_call
 from manyheads.models.infer.roles import find_blocks
-from manyheads.models.infer.traced_model import COMPARED, TracedModel, refuse
+from manyheads.models.infer.traced_model import KINDS, TracedModel, refuse
 from manyheads.models.names import join_layers
 from manyheads.models.parts import Architecture
 from manyheads.models.torch.lazy_torch import Module, torch
@@ -133,7 +133,7 @@ def infer_roles(build: Callable[..., Any], base: Shape | Sequence[int], example:
         f"{kind} {label}".rstrip(): _describe([each[kind].get(label, []) for each in numbers])
         for kind, by_label in numbers[0].items()
         for label in by_label
-        if kind == "position" or kind not in COMPARED
+        if kind in (*KINDS, "position")
     }
     roles = {name: "+".join(parts) for name, parts in first.parts.items()}
     return InferredRoles(roles, first.shape, multipliers, sides, tuple(notes), first, example)

@@ -176,7 +176,8 @@ class Roles:
                 below = READ[self.level[weight]]
                 above = " and ".join(sorted(readers)) or "nothing"
                 said = f"it reads {below} and is read by {above}: no part of a block does"
-                self.refuse(weight, ADAPTER if self.adapts(weight) else said)
+                lost = readers & self.why.keys()
+                self.refuse(weight, ADAPTER if self.adapts(weight) else "" if lost else said)
         for weight, branches in trace.writes.items():
             written = {each.part for branch in branches for each in branch.sources if each.name == weight}
             if len(branches) > len(written):

@@ -19,9 +19,8 @@ from manyheads.models.torch.lazy_torch import Tensor, torch
 from manyheads.transformer.shape import Shape
 
 TOKENS, FEWER = 7, 5  # lengths of the two sequences that are tried where no example is given
-COMPARED = {"inner": "before a nonlinearity", "position": "as a position", "bias": "beside what it is added to"}
-COMPARED |= {"sink": "in the logits", "terms": "as terms of a sum"}
-"""Multipliers that no parametrization has → where they stand."""
+SIZES = {"bias": "beside what it is added to", "sink": "in the logits", "terms": "as terms of a sum"}
+ALONE = {"inner": "before a nonlinearity", "position": "as a position"}
 KINDS = {"logit": "the logits are", "branch": "a branch is", "output": "the outputs are", "embedding": "embeddings are"}
 
 
@@ -42,13 +41,12 @@ class TracedModel:
                 rows //= fan_in if kind == "bias" else 1
                 if kind in ("shift", "bias") and 1 < rows < self.tensors[name].numel():
                     self.roles.refuse(name, f"it is added to {beside} with a row for each position: this has no role")
+        self.alone: list[str] = []  # a reason from which all others follow
         if not self.trace.writes and self.trace.cores:
             first = [name for name, level in self.roles.level.items() if level == 1]
             between = set(first) - frozenset().union(*(side.weights for side in self.trace.cores[0][:3]))
-            what = (
-                "between the embeddings and the stream, it has no role" if between else "nothing is added to a stream"
-            )
-            refuse([f"{min(between or first or ['model'])}: {what}"])
+            where = "between the embeddings and the stream, it has no role"
+            self.alone = [f"{min(between)}: {where}" if between else "no branch is added to a stream: no role is known"]
         if not any(kinds & {"embedding", "patch"} for kinds in self.trace.tables.values()):
             self.trace.refuse("no table is read by what differs between two sequences: give example=, with two of them")
         self.unsized: list[str] = []  # why one shape does not describe it
@@ -171,7 +169,7 @@ class TracedModel:
         for kind, by_name in self.trace.scales.items():
             for name, number in by_name.items():
                 parts = self.parts.get(str(name), ())
-                label = "+".join(parts) if kind == "branch" else str(name) if kind in COMPARED else ""
+                label = "+".join(parts) if kind == "branch" else str(name) if kind in (*SIZES, *ALONE) else ""
                 if kind == "stream" or (kind == "output" and "unembedding" not in parts) or math.isnan(number):
                     continue
                 numbers = found[kind][label]
@@ -192,7 +190,7 @@ class TracedModel:
             if parts and known and not any(set(parts) == set(each) for each in known):
                 shown = "+".join(min(known))
                 reasons.append(f"{name} is {'+'.join(parts)} at {words} and {shown or 'without a part'} at the base")
-        for kind, where in COMPARED.items():
+        for kind, where in (ALONE | SIZES).items():
             for name, mine in here[kind].items():
                 theirs = base.alike(name, before[kind])
                 if theirs and not any(_same(mine, each) for each in theirs):
@@ -220,6 +218,8 @@ class TracedModel:
 
     def reasons(self) -> list[str]:
         """Return why the model has no roles; frozen parameters may be unused."""
+        if self.alone:
+            return self.alone
         others = " ".join(self.trace.refused)
         said = [
             f"{name}: {reason}"
@@ -229,13 +229,13 @@ class TracedModel:
         for name, parts in self.parts.items():
             said += [f"{name}: {part} has no derived role" for part in parts if part not in PARTS]
         said += [f"{name}: {words} multiplied by what is not one number" for name, words in self._find_unknown()]
-        return [*said, *self.trace.refused] or self.unsized
+        return [*said, *(each for each in self.trace.refused if "is not one number" not in each)] or self.unsized
 
     def _find_unknown(self) -> Iterator[tuple[str, str]]:
         """Find weights whose multiplier differs between terms; of fixed positions it may."""
         for kind, by_name in self.trace.scales.items():
             for name, number in by_name.items():
-                if kind in ("stream", "position") and name not in self.parts:
+                if kind not in (*KINDS, *ALONE) or (kind == "position" and name not in self.parts):
                     continue
                 if kind == "output" and "unembedding" not in self.parts.get(name, ()):
                     continue
