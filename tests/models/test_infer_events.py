@@ -145,7 +145,7 @@ def writes_parameter(self, f, x):
 
 
 CONSTANT = "a product with a constant matrix that neither turns nor picks entries"
-NUMBER = "what is multiplied is not one number"
+NUMBER = "not one number"
 STATISTIC = "a sum over features that does not make it a norm"
 BEHIND = r"a nonlinearity or a product stands between blocks.0.down.weight and the stream"
 SOFTMAX = "attention weights are not a softmax over the keys"
