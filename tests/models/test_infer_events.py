@@ -145,7 +145,7 @@ def writes_parameter(self, f, x):
 
 
 CONSTANT = "a product with a constant matrix that neither turns nor picks entries"
-NUMBER = "what is multiplied is not one number"
+NUMBER = "not one number"
 STATISTIC = "a sum over features that does not make it a norm"
 BEHIND = r"a nonlinearity or a product stands between blocks.0.down.weight and the stream"
 SOFTMAX = "attention weights are not a softmax over the keys"
@@ -167,18 +167,28 @@ REFUSED = {
         mlp(lambda s, f, x: torch.stack([f, *[f * 0] * (s.depth - 1)]).mean(0)),
         "as terms of a sum",
     ),
-    "the stream twice": ({"block": {"forward": lambda s, x: (y := Plain.forward(s, x)) + y}}, "multiplied by 2 between"),
+    "the stream twice": (
+        {"block": {"forward": lambda s, x: (y := Plain.forward(s, x)) + y}},
+        "multiplied by 2 between",
+    ),
     "tokens shifted and added": (mlp(lambda s, f, x: f + shift(f)), NUMBER),
     "keys of two tokens": (sides(lambda s, q, k, v: (q, k + k.roll(1, 2), v)), NUMBER),
     # Biases and other added parameters
     "a bias behind 1/L": (mlp(lambda s, f, x: f / s.depth + s.b) | {"own": have("b", "d")}, "b is multiplied by"),
     "a bias behind 1/N of queries": (
-        {"block": {"attention": lambda s, x: s.wo(strange.attend(
-            heads(s.wq(x) / s.n + s.b, s.n), heads(s.wk(x), s.n), heads(s.wv(x), s.n)))}, "own": have("b", "d")},
+        {
+            "block": {
+                "attention": lambda s, x: s.wo(
+                    strange.attend(heads(s.wq(x) / s.n + s.b, s.n), heads(s.wk(x), s.n), heads(s.wv(x), s.n))
+                )
+            },
+            "own": have("b", "d"),
+        },
         "b is multiplied by",
     ),
     "a bias of outputs over D": (
-        outputs(lambda s, z, ids: (s.read(z) + s.b) / s.d) | {"last": have("b", 31)}, "b is multiplied by",
+        outputs(lambda s, z, ids: (s.read(z) + s.b) / s.d) | {"last": have("b", 31)},
+        "b is multiplied by",
     ),
     "log-probabilities of outputs with a bias over D": (
         outputs(lambda s, z, ids: ((s.read(z) + s.b) / s.d).log_softmax(-1)) | {"last": have("b", 31)},
@@ -194,7 +204,8 @@ REFUSED = {
         "b is multiplied by .* in the logits",
     ),
     "positions times the root of D": (
-        start(lambda s, ids: (words(s, ids) + s.p[:7]) * s.d**0.5) | {"last": have("p", 9, "d")}, "p is multiplied by",
+        start(lambda s, ids: (words(s, ids) + s.p[:7]) * s.d**0.5) | {"last": have("p", 9, "d")},
+        "p is multiplied by",
     ),
     "a marker times the root of D": (
         start(lambda s, ids: torch.cat([s.p.expand(2, 1, -1), words(s, ids)], 1) * s.d**0.5)
@@ -212,37 +223,49 @@ REFUSED = {
     "uneven outputs": (outputs(lambda s, z, ids: s.read(z) / torch.linspace(1, 2, 31)), NUMBER),
     "uneven embeddings": (start(lambda s, ids: words(s, ids) * torch.linspace(1, 2, s.d)), NUMBER),
     "waves without a turn": (
-        sides(lambda s, q, k, v: (q * torch.arange(s.n).cos() + q.flip(-1) * torch.arange(s.n).cos(), k, v)), NUMBER,
+        sides(lambda s, q, k, v: (q * torch.arange(s.n).cos() + q.flip(-1) * torch.arange(s.n).cos(), k, v)),
+        NUMBER,
     ),
     # Softmax and its kin
     "softmax over heads": (logits(explicit(lambda s, a, x: a.softmax(1))), SOFTMAX),
     "softmax over queries": (logits(explicit(lambda s, a, x: a.softmax(-2))), SOFTMAX),
     "exponentials alone": (logits(explicit(lambda s, a, x: a.exp())), SOFTMAX),
     "exponentials over the sum of queries": (
-        logits(explicit(lambda s, a, x: (e := a.exp()) / e.sum(-2, keepdim=True))), SOFTMAX,
+        logits(explicit(lambda s, a, x: (e := a.exp()) / e.sum(-2, keepdim=True))),
+        SOFTMAX,
     ),
     "a key-value memory": (hidden(lambda s, h, x: h.softmax(-1)), SHARES),
     "softmax of groups": (hidden(lambda s, h, x: h.unflatten(-1, (4, -1)).softmax(-1).flatten(-2)), SHARES),
     "hidden units over their sum": (hidden(lambda s, h, x: (r := F.relu(h)) / r.sum(-1, keepdim=True)), SHARES),
     "softmax times hidden units": (
-        {"block": {"mlp": lambda s, x: s.down(s.g(x).softmax(-1) * s.up(x))},
-         "own": lambda s: setattr(s, "g", nn.Linear(s.d, 4 * s.d, bias=False))},
+        {
+            "block": {"mlp": lambda s, x: s.down(s.g(x).softmax(-1) * s.up(x))},
+            "own": lambda s: setattr(s, "g", nn.Linear(s.d, 4 * s.d, bias=False)),
+        },
         SHARES,
     ),
     "sums along hidden units": (hidden(lambda s, h, x: F.relu(h).cumsum(-1)), "the operation cumsum"),
     # The stream, its norms and statistics
     "a nonlinear stream": ({"block": {"forward": lambda s, x: F.relu(Plain.forward(s, x))}}, STREAM),
-    "a stream that gates itself": ({"block": {"forward": lambda s, x: (y := Plain.forward(s, x)) * y.sigmoid()}}, STREAM),
+    "a stream that gates itself": (
+        {"block": {"forward": lambda s, x: (y := Plain.forward(s, x)) * y.sigmoid()}},
+        STREAM,
+    ),
     "nonlinear embeddings": (start(lambda s, ids: F.gelu(words(s, ids) * s.d**0.5)), STREAM),
     "a nonlinearity between norm and matrix": (
-        {"block": {"mlp": lambda s, x: Plain.mlp(s, F.silu(x))}}, STREAM,
+        {"block": {"mlp": lambda s, x: Plain.mlp(s, F.silu(x))}},
+        STREAM,
     ),
     "normed embeddings times the root of D": (
-        start(lambda s, ids: F.rms_norm(words(s, ids), (s.d,)) * s.d**0.5), "behind a norm: no table can carry",
+        start(lambda s, ids: F.rms_norm(words(s, ids), (s.d,)) * s.d**0.5),
+        "behind a norm: no table can carry",
     ),
     "a branch times the length of the stream": (mlp(lambda s, f, x: f * x.norm(dim=-1, keepdim=True)), STATISTIC),
     "hidden units times a length": (hidden(lambda s, h, x: F.relu(h * x.norm(dim=-1, keepdim=True))), STATISTIC),
-    "hidden units over the length of the stream": (hidden(lambda s, h, x: F.relu(h / x.norm(dim=-1, keepdim=True))), STATISTIC),
+    "hidden units over the length of the stream": (
+        hidden(lambda s, h, x: F.relu(h / x.norm(dim=-1, keepdim=True))),
+        STATISTIC,
+    ),
     "over the largest": (hidden(lambda s, h, x: F.relu(h / h.abs().amax(-1, keepdim=True))), STATISTIC),
     "times their own mean": (sides(lambda s, q, k, v: (q * q.square().mean(-1, keepdim=True), k, v)), STATISTIC),
     # Behind the last matrix of a branch
@@ -250,13 +273,17 @@ REFUSED = {
     "a branch that ends in tanh": (mlp(lambda s, f, x: f.tanh()), BEHIND),
     "a branch that ends in a square": (mlp(lambda s, f, x: f.square()), BEHIND),
     "a branch that ends in a gated half": (
-        {"block": {"mlp": lambda s, x: F.glu(s.end(F.relu(s.up(x))))},
-         "own": lambda s: setattr(s, "end", nn.Linear(4 * s.d, 2 * s.d, bias=False))},
+        {
+            "block": {"mlp": lambda s, x: F.glu(s.end(F.relu(s.up(x))))},
+            "own": lambda s: setattr(s, "end", nn.Linear(4 * s.d, 2 * s.d, bias=False)),
+        },
         "stands between blocks.0.end.weight and the stream",
     ),
     "a branch that ends in a product": (
-        {"block": {"mlp": lambda s, x: s.down(h := F.relu(s.up(x))) * s.end(h)},
-         "own": lambda s: setattr(s, "end", nn.Linear(4 * s.d, s.d, bias=False))},
+        {
+            "block": {"mlp": lambda s, x: s.down(h := F.relu(s.up(x))) * s.end(h)},
+            "own": lambda s: setattr(s, "end", nn.Linear(4 * s.d, s.d, bias=False)),
+        },
         "stands between blocks.0.down.weight, blocks.0.end.weight and the stream",
     ),
     "a sum of read-outs": (
@@ -269,9 +296,20 @@ REFUSED = {
     ),
     # Logits
     "logits and lengths of keys": (
-        {"block": {"attention": lambda s, x: s.wo(((
-            heads(s.wq(x), s.n) @ (k := heads(s.wk(x), s.n)).mT - k.square().sum(-1)[..., None, :]
-        ).softmax(-1) @ heads(s.wv(x), s.n)).transpose(1, 2).flatten(2))}},
+        {
+            "block": {
+                "attention": lambda s, x: s.wo(
+                    (
+                        (
+                            heads(s.wq(x), s.n) @ (k := heads(s.wk(x), s.n)).mT - k.square().sum(-1)[..., None, :]
+                        ).softmax(-1)
+                        @ heads(s.wv(x), s.n)
+                    )
+                    .transpose(1, 2)
+                    .flatten(2)
+                )
+            }
+        },
         ADDED,
     ),
     "a forget gate": (
@@ -280,7 +318,8 @@ REFUSED = {
         ADDED,
     ),
     "logits over their length": (
-        logits(explicit(lambda s, a, x: (a / a.norm(dim=-1, keepdim=True)).softmax(-1))), "logits are normalized before",
+        logits(explicit(lambda s, a, x: (a / a.norm(dim=-1, keepdim=True)).softmax(-1))),
+        "logits are normalized before",
     ),
     "logits times an activation": (
         logits(explicit(lambda s, a, x: (a * x[..., : s.h].mT[:, :, None]).softmax(-1))),
@@ -290,9 +329,10 @@ REFUSED = {
     # Writes
     "a branch written in two parts": (mlp(split_write), NUMBER),
     "a parameter written in place": (
-        mlp(writes_parameter) | {"own": have("scratch", 3)}, "blocks.0.scratch is written to in the forward pass",
+        mlp(writes_parameter) | {"own": have("scratch", 3)},
+        "blocks.0.scratch is written to in the forward pass",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -336,31 +376,45 @@ def loss(self, z, ids):
 
 
 READ = {
-    "a turn of hidden units over L": (mlp(lambda s, f, x: f @ torch.eye(s.d).flip(0) / s.depth), {"branch mlp_out": "0.5 L^-1"}),
+    "a turn of hidden units over L": (
+        mlp(lambda s, f, x: f @ torch.eye(s.d).flip(0) / s.depth),
+        {"branch mlp_out": "0.5 L^-1"},
+    ),
     "a scaled identity": (mlp(lambda s, f, x: f @ (torch.eye(s.d) / s.h)), {"branch mlp_out": "0.25 H^-1"}),
     "one-hot words times the root of D": (
-        start(lambda s, ids: (F.one_hot(ids, 31) * s.d**0.5) @ s.table), {"embedding": "5.65685 N^1/2 H^1/2"},
+        start(lambda s, ids: (F.one_hot(ids, 31) * s.d**0.5) @ s.table),
+        {"embedding": "5.65685 N^1/2 H^1/2"},
     ),
     "a branch as often as there are heads": (mlp(lambda s, f, x: sum([f] * s.h)), {"branch mlp_out": "4 H"}),
     "a branch and its half": (mlp(lambda s, f, x: f + f / 2), {"branch mlp_out": "1.5"}),
     "a bias within 1/L": (
-        mlp(lambda s, f, x: (f + s.b) / s.depth) | {"own": have("b", "d")}, {"branch mlp_out": "0.5 L^-1"},
+        mlp(lambda s, f, x: (f + s.b) / s.depth) | {"own": have("b", "d")},
+        {"branch mlp_out": "0.5 L^-1"},
     ),
     "a bias behind outputs over D": (
-        outputs(lambda s, z, ids: s.read(z) / s.d + s.b) | {"last": have("b", 31)}, {"output": "0.03125 N^-1 H^-1"},
+        outputs(lambda s, z, ids: s.read(z) / s.d + s.b) | {"last": have("b", 31)},
+        {"output": "0.03125 N^-1 H^-1"},
     ),
     "a gate over L": (gated_branch(lambda s, g, f: g / s.depth * f), {"branch mlp_out": "0.5 L^-1"}),
     "a gate of a branch over L": (gated_branch(lambda s, g, f: g * (f / s.depth)), {"branch mlp_out": "0.5 L^-1"}),
     "turns in pairs": (sides(lambda s, q, k, v: (0.5 * turned(q), turned(k), v)), {"logit": "0.176777 N^-1/2"}),
-    "turns of the plane": (sides(lambda s, q, k, v: (turned_planes(q), turned_planes(k), v)), {"logit": "0.353553 N^-1/2"}),
+    "turns of the plane": (
+        sides(lambda s, q, k, v: (turned_planes(q), turned_planes(k), v)),
+        {"logit": "0.353553 N^-1/2"},
+    ),
     "rows of a table": (start(lambda s, ids: s.table[ids]), {"embedding": "1"}),
-    "selected rows": (start(lambda s, ids: s.table.index_select(0, ids.flatten()).view(2, -1, s.d)), {"embedding": "1"}),
+    "selected rows": (
+        start(lambda s, ids: s.table.index_select(0, ids.flatten()).view(2, -1, s.d)),
+        {"embedding": "1"},
+    ),
     "only a loss of outputs over D": (outputs(loss), {"output": "0.03125 N^-1 H^-1"}),
     "outputs over D and their loss": (
-        outputs(lambda s, z, ids: (s.read(z) / s.d, loss(s, z, ids))), {"output": "0.03125 N^-1 H^-1"},
+        outputs(lambda s, z, ids: (s.read(z) / s.d, loss(s, z, ids))),
+        {"output": "0.03125 N^-1 H^-1"},
     ),
     "queries and values scaled in place": (
-        {"block": {"attention": scaled_in_place}, "own": fused}, {"logit": "0.353553 N^-1/2", "branch output": "0.5 L^-1"},
+        {"block": {"attention": scaled_in_place}, "own": fused},
+        {"logit": "0.353553 N^-1/2", "branch output": "0.5 L^-1"},
     ),
     "exponentials over the sum of keys": (
         logits(explicit(lambda s, a, x: (e := (a - a.amax(-1, keepdim=True)).exp()) / e.sum(-1, keepdim=True))),
@@ -370,7 +424,7 @@ READ = {
         start(lambda s, ids: words(s, ids) * s.d**0.5 + s.p[:7]) | {"last": have("p", 9, "d")},
         {"embedding": "5.65685 N^1/2 H^1/2", "position p": "1"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", READ)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from manyheads.models.infer.constants import find_number, find_picked, find_turned, is_alike, is_fixed
 from manyheads.models.infer.trace import Trace
 from manyheads.models.infer.values import INPUT, UNKNOWN, Value
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
@@ -85,43 +86,6 @@ def _address(tensor: Tensor) -> int:
 
 def _numeric(tensor: Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
-
-
-def _number(x: Any, near: float = 0.0) -> float | None:
-    """Return a constant that is one number, everywhere or where it is not zero; rotations of the plane are one."""
-    if isinstance(x, torch.Tensor):
-        x, near = (x.abs(), 1e-5) if x.is_complex() else (x, near)
-        x = x[x != 0] if x.numel() > 1 else x.flatten()  # a mask leaves the others alone
-        if not x.numel() or bool(((x - x[0]).abs() > near * x[0].abs()).any()):
-            return None
-        x = x[0].item()
-    return float(x) if x and math.isfinite(x) else None
-
-
-def _chosen(x: Tensor) -> float | None:
-    """Return the number of a constant matrix that has at most one in each row."""
-    return _number(x) if bool(((x != 0).sum(-1) < 2).all()) else None
-
-
-def _turned(x: Tensor) -> float | None:
-    """Return the number by which a constant matrix multiplies what it turns, or of which it picks entries."""
-    if (number := _chosen(x)) is not None or x.dim() < 2:
-        return number
-    gram = x.double() @ x.double().mT
-    length = gram.diagonal(dim1=-2, dim2=-1).mean()
-    near = bool((gram - length * torch.eye(gram.shape[-1]).to(gram)).abs().max() <= 1e-4 * length)
-    return float(length) ** 0.5 if near else None
-
-
-def _alike(tensor: Tensor) -> bool:
-    """Whether a constant is the same for all sequences of the batch."""
-    return tensor.dim() < 2 or len(tensor) < 2 or bool((tensor == tensor[:1]).all())
-
-
-def _fixed(x: Tensor) -> bool:
-    """Whether the rows of a constant are the same for both sequences, one after the other."""
-    rows = x.flatten(0, -2) if x.dim() > 1 else x
-    return x.dim() < 2 or (len(rows) % 2 == 0 and _alike(rows.unflatten(0, (2, -1))))
 
 
 def _place(before: list[int], axis: int, after: list[int]) -> int:
@@ -235,7 +199,7 @@ class _Operations:
             return self.other(name, args, kwargs)
         if name == "embedding":
             table = bool(first.parameters)
-            return trace.begin(first, "positional" if _alike(args[1]) else "embedding") if table else first
+            return trace.begin(first, "positional" if is_alike(args[1]) else "embedding") if table else first
         if name in ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm"):
             where = 2 if name != "native_group_norm" else 1
             return trace.norm(first, v[where], v[where + 1])
@@ -262,10 +226,10 @@ class _Operations:
         """Multiply matrices."""
         first, second = self.value(a), self.value(b)
         constant = b if second is None else a
-        made = self.trace.product(first, second, a.shape[-1], b.shape[-1], _fixed(constant))
+        made = self.trace.product(first, second, a.shape[-1], b.shape[-1], is_fixed(constant))
         if made is None or (first is None) == (second is None):
             return made
-        number = _chosen(constant) if made.stream and made.last else _turned(b.mT if second is None else a)
+        number = find_picked(constant) if made.stream and made.last else find_turned(b.mT if second is None else a)
         if number is None:
             self.trace.refuse("a product with a constant matrix that neither turns nor picks entries has no derivation")
         return self.trace.scaled(made, UNKNOWN if number is None else number)
@@ -316,12 +280,12 @@ class _Operations:
                 self.see_fixed(constant)
         for p, constant in ((a, args[1]), (b, args[0])):
             if p is not None and p.parameters and self.value(constant) is None:
-                number = _number(constant)
+                number = find_number(constant)
                 return replace(p, computed=True) if number is None else replace(p, offset=p.offset + number)
         if a is not None and b is not None and a.last and a.last[0] == "gain" and b.parameters:
             a = replace(a, last=None) if args[1].numel() > args[1].shape[-1] else a  # of several positions: no shift
         if (one := self.uneven.get(id(args[0]))) and (other := self.uneven.get(id(args[1]))):  # as RoPE turns pairs
-            number = _number((one[0] + other[0] * alpha**2).sqrt(), 1e-4 + 8 * torch.finfo(args[0].dtype).eps)
+            number = find_number((one[0] + other[0] * alpha**2).sqrt(), 1e-4 + 8 * torch.finfo(args[0].dtype).eps)
             return self.trace.scaled(self.trace.join(one[1], other[1]), number or UNKNOWN)
         if a is None or b is None or (a.whole(), a.starts, a.wrote) != (b.whole(), b.starts, b.wrote):
             return self.trace.add(a, b)
@@ -350,7 +314,7 @@ class _Operations:
         """Multiply or divide elementwise; a constant number is a multiplier."""
         for x, tensor, other, divides in ((a, args[0], b, False), (b, args[1], a, name != "mul")):
             if x is None and other is not None:
-                if (number := _number(tensor)) is None:
+                if (number := find_number(tensor)) is None:
                     if isinstance(tensor, torch.Tensor) and not divides and not tensor.is_complex():
                         self.uneven[id(out)] = tensor.double().square(), other
                     return replace(other, computed=True) if other.parameters else self.trace.scaled(other, UNKNOWN)
@@ -373,7 +337,7 @@ class _Operations:
             return first
         index = args[-1] if name not in CUTS else ()
         rows = args[1] == 0 if name == "index_select" else index and index[0] is not None
-        if first.parameters and x.dim() == 2 and rows and not _fixed((ids := _tensors(index)[0])[..., None]):
+        if first.parameters and x.dim() == 2 and rows and not is_fixed((ids := _tensors(index)[0])[..., None]):
             if id(ids) in self.picked:  # a bias of experts
                 return first
             return self.trace.begin(first, "embedding")

@@ -153,7 +153,7 @@ class Trace:
         every = "sources", "starts", "wrote", "gains", "beside", "shares", "warped", "weighted", "added"
         united = {name: getattr(a, name) | getattr(b, name) for name in every}
         shared = {name: getattr(a, name) and getattr(b, name) for name in ("stream", "normed", "statistic", "chosen")}
-        numbers = {"pattern": a.pattern or b.pattern}
+        numbers: dict[str, Any] = {"pattern": a.pattern or b.pattern}
         for name in ("own", "taken", "degree"):
             numbers[name] = getattr(a, name) if getattr(a, name) == getattr(b, name) else UNKNOWN
         last = a.last if a.last == b.last else None
@@ -225,7 +225,7 @@ class Trace:
         for name in sorted(names):
             self.writes[name].append(branch)
             self.scales["branch"].setdefault(name, branch.scale)
-            if not self.scales["branch"][name] == branch.scale:
+            if self.scales["branch"][name] != branch.scale:
                 self.scales["branch"][name] = UNKNOWN
         self.note(stream.gains, "carried", names)
         self.note(branch.gains, "branch", names)
