@@ -266,7 +266,7 @@ def test_frozen_parameters_keep_their_roles_and_unused_ones_need_none():
 
 OUTSIDE = {  # class of transformers, sizes by other names, what is said; nothing if it is read
     "T5ForConditionalGeneration": ({"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 64}, "cross-attention: queries"),
-    "AlbertForMaskedLM": ({"embedding_size": 16}, "one weight serves 2 attention layers"),
+    "AlbertForMaskedLM": ({"embedding_size": 16}, "between the embeddings and the stream, it has no role"),
     "MambaForCausalLM": ({"state_size": 4}, "no part of a block does"),
     "DebertaV2ForMaskedLM": (
         {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
@@ -316,6 +316,8 @@ def test_families_outside_the_table_are_refused_or_read(name):
 
 def family_builder(family, attention="eager", **changes):
     keys = FAMILIES[family].keys
+    named = {**keys, **FAMILIES[family].counted}
+    experts = [name for name in ("expert_hidden", "shared_hidden") if name in named and named[name].name]
 
     def build(shape):
         n, h = shape.key_dim, shape.heads
@@ -324,6 +326,7 @@ def family_builder(family, attention="eager", **changes):
         more |= {"rotary_dim": n // 2} if family in ("gptj", "codegen") else {}
         if "plain_key_dim" in keys:
             more |= {"qk_nope_head_dim": n // 2, "qk_rope_head_dim": n // 2, "v_head_dim": n}
+        more |= {named[name].name.split("|")[0]: 3 * n * h for name in experts}
         sizes = {"key_dim": n, "heads": h, "layers": shape.depth, "width": n * h, "hidden": 3 * n * h}
         model = tiny.build(family, **sizes, key_value_heads=groups, **more, **changes)
         model.config._attn_implementation = attention

@@ -21,7 +21,7 @@ from manyheads.cli.parsing import OptionalFloat, OptionalInt, OptionalPath, Swit
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
-    from manyheads.recovery import ExtractionOptions, Recovery, ServerLimits
+    from manyheads.recovery import Recovery, ServerLimits
     from manyheads.recovery.oracle.answers import LayerOracle
 
 FILES = ("safetensors", "json", "html")

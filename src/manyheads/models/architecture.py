@@ -5,6 +5,7 @@ Nothing is guessed: a name that is not explained is refused.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -163,10 +164,14 @@ def join_parameters(
 
 
 def read_roles(path: str | PathLike[str]) -> dict[str, str]:
-    """Read a role map from a file: TOML, `"pattern" = "part"`, or the lines that an error proposes."""
+    """Read a role map from a file: JSON, TOML (`"pattern" = "part"`), or the lines that an error proposes."""
     try:
-        text = re.sub(r"(?m)^(roles = \{|\})\s*$", "", Path(path).read_text(encoding="utf-8"))
-        found = tomllib.loads(re.sub(r'": ("[^"\n]*"),', r'" = \1', text))
+        text = Path(path).read_text(encoding="utf-8")
+        if text.lstrip().startswith("{"):
+            found = json.loads(text)
+        else:
+            text = re.sub(r"(?m)^(roles = \{|\})\s*$", "", text)
+            found = tomllib.loads(re.sub(r'": ("[^"\n]*"),', r'" = \1', text))
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or error
         raise UsageError(f'roles {path}: {said}; expected lines such as "*.wq.weight" = "query"') from error
@@ -302,7 +307,7 @@ def _closing(parameters: ParameterMap, post: bool) -> tuple[Role | None, str]:
 
 def _parameter(names: tuple[str, ...], means: set[tuple[str, ...]], closes: bool) -> Parameter:
     """Join the meanings of a parameter that may have several names."""
-    if means == {("embedding",), ("unembedding",)}:
+    if means in ({("embedding",), ("unembedding",)}, {("embedding", "unembedding")}):
         return Parameter(names[0], ("embedding",), tied=True)
     if len(means) > 1:
         shown = " and ".join("+".join(each) for each in sorted(means))

@@ -177,9 +177,7 @@ VARIANTS = {  # model, its outcome where the width, the depth, the key dimension
     ),
     "no softmax": (
         lambda: nano(CausalSelfAttention=attention(lambda q, k, v: (q @ k.mT).tril() @ v)),
-        "noted",
-        "noted",
-        "no softmax",
+        *["linear attention"] * 3,
     ),
     "logits over N": (
         lambda: nano(CausalSelfAttention=attention(lambda q, k, v: sdpa(q / 8**0.5, k, v))),
@@ -189,7 +187,7 @@ VARIANTS = {  # model, its outcome where the width, the depth, the key dimension
     "attention twice": (lambda: nano(Block=twice), "noted", "shared layers are not derived", BIG),
     "norms behind branches": (lambda: nano(Block=sandwich), "noted", "a norm stands behind", BIG),
     "MLP of attention": (lambda: nano(Block=nested), *["no derived part"] * 3),
-    "MLP under a gate": (lambda: nano(MLP=gated_by_input), "noted", "does not follow", BIG),
+    "MLP under a gate": (lambda: nano(MLP=gated_by_input), *["a sum over features that does not make it a norm"] * 3),
     "blocks run twice": (lambda: nano(GPT=decode(again, usual_head)), "noted", "shared layers are not derived", BIG),
     "tied, and the last norm idle": (
         lambda: nano(GPT=decode(once, early)),

@@ -24,7 +24,9 @@ class Roles:
     target: Target = ""  # package.module:build.
     base: Sizes = None  # Tuned shape: key dimension N, heads H, depth L.
     json: Switch = False  # Print JSON instead of a table.
-    write: OptionalPath = None  # File for the map from parameters to parts, as JSON.
+    write: OptionalPath = (
+        None  # File for the map from parameters to parts, which --roles reads: JSON, or TOML (*.toml).
+    )
 
     def run(self) -> int:
         """Infer and print; return the exit status."""
@@ -33,7 +35,9 @@ class Roles:
         found = infer(self.target, read_shape(self.base, "--base", is_file=False)[0])
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)
         if self.write is not None:
-            write_text(self.write, json.dumps(dict(found.roles), indent=1) + "\n")
+            lines = "".join(f'"{name}" = "{part}"\n' for name, part in found.roles.items())
+            toml = str(self.write).endswith(".toml")
+            write_text(self.write, lines if toml else json.dumps(dict(found.roles), indent=1) + "\n")
         return 0
 
 

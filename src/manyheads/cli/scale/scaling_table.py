@@ -87,6 +87,8 @@ class Scale(TunedTheory):
             )
         if notes and notes.post_norm:
             refuse_depth(parametrization, shape)
+        if self.model and (self.snippet or self.explain):
+            raise UsageError("--model prints the numbers of every parameter: leave out --snippet and --explain")
         if self.model:
             from manyheads.cli.scale.roles import print_parameters
 

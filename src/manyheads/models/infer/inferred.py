@@ -16,7 +16,7 @@ from typing import Any
 from manyheads._overview import Overview, Shown, render_table
 from manyheads.errors import UsageError, check_call
 from manyheads.models.infer.roles import find_blocks
-from manyheads.models.infer.traced_model import TracedModel, refuse
+from manyheads.models.infer.traced_model import KINDS, TracedModel, refuse
 from manyheads.models.names import join_layers
 from manyheads.models.parts import Architecture
 from manyheads.models.torch.lazy_torch import Module, torch
@@ -99,34 +99,41 @@ def infer_roles(build: Callable[..., Any], base: Shape | Sequence[int], example:
     """
     base = Shape.of(base, "base")
     shapes = [base, *(replace(base, **{name: 2 * getattr(base, name)}) for name in AXES.values())]
-    models = [build_model(build, shape) for shape in shapes]
-    inside = find_blocks(*([name for name, _ in models[place].named_parameters()] for place in (0, -1)))
-    traced = [TracedModel(model, example, inside) for model in models]
-    first, reasons = traced[0], []
-    sides = {}
+    ends = [build_model(build, shapes[place]) for place in (0, -1)]
+    inside = find_blocks(*([name for name, _ in each.named_parameters()] for each in ends))
+    first, last = TracedModel(ends[0], example, inside), TracedModel(ends.pop(), example, inside).released()
+    others = [TracedModel(build_model(build, shape), example, inside).released() for shape in shapes[1:-1]]
+    traced, sides, reasons = [first, *others, last], {}, []
     for name, tensor in first.tensors.items():
         shown = [tuple(each.tensors[name].shape) if name in each.tensors else () for each in traced]
         sides[name] = tuple(_follow([each[axis : axis + 1] for each in shown]) for axis in range(tensor.dim()))
     first.find_starts(sides)
+    first.released()
     for asked, other in zip(shapes, traced, strict=True):
         shape, words = other.shape, f"build({asked.key_dim}, {asked.heads}, {asked.depth})"
         other.settle(first)
-        if shape is None:
-            reasons.append("no product of queries and keys was seen: no attention")
-        elif any(getattr(shape, name) != getattr(asked, name) for name in AXES.values()):
+        wrong = other.reasons()
+        if shape and not wrong and shape.depth != asked.depth:
+            wrong.append(f"{words} runs {shape.depth} attention layers: expected {asked.depth}, one a block")
+        if shape and not wrong and (shape.key_dim, shape.heads) != (asked.key_dim, asked.heads):
             made = f"makes a model of N, H, L = {shape.key_dim}, {shape.heads}, {shape.depth}"
-            reasons.append(f"{words} {made}; build every size from the shape that it is given")
-        reasons += [*other.reasons(), *other.compare(first, words)]
+            wrong.append(f"{words} {made}; build every size from the shape that it is given")
+        reasons += [*wrong, *(other.compare(first, words) if shape and not other.alone else ())]
     refuse(reasons)
     assert first.shape is not None
     found = {word: [(getattr(each.shape, name),) for each in traced] for name, word in SIZES.items()}
-    notes = [f"{word} {each[0][0]}: {_follow(each)}" for word, each in found.items() if all(size for (size,) in each)]
+    follows = {word: _follow(each) for word, each in found.items() if all(size for (size,) in each)}
+    for part, words in {"query_up": SIZES["query_rank"], "key_value_up": SIZES["key_value_rank"]}.items():
+        if follows.get(words) == "N":
+            name = next(name for name, parts in first.parts.items() if part in parts)
+            refuse([f"{name}: {words} {found[words][0][0]} follows N alone: a matrix within heads has no role"])
+    notes = [f"{word} {found[word][0][0]}: {power}" for word, power in follows.items()]
     numbers = [each.multipliers() for each in traced]
     multipliers = {
         f"{kind} {label}".rstrip(): _describe([each[kind].get(label, []) for each in numbers])
         for kind, by_label in numbers[0].items()
         for label in by_label
-        if kind != "inner"
+        if kind in (*KINDS, "position")
     }
     roles = {name: "+".join(parts) for name, parts in first.parts.items()}
     return InferredRoles(roles, first.shape, multipliers, sides, tuple(notes), first, example)
@@ -150,8 +157,9 @@ def _follow(sizes: Sequence[Sequence[float]]) -> str:
     """Return a size as a product of powers of N, H and L, from its values at the base and at each doubling."""
     (own, *_), found = sizes[0], []
     for axis, size in zip(AXES, sizes[1:], strict=True):
-        power = math.log2(size[0] / own) if size else 0.0
-        near = Fraction(power).limit_denominator(2)
+        ratio = size[0] / own if size and own else 1.0
+        power = math.log2(ratio) if ratio > 0 else math.inf
+        near = Fraction(power).limit_denominator(2) if ratio > 0 else 0
         if abs(power - near) > 1e-5:
             found.append(f"(+{size[0] - own:g} as {axis} doubles)")
         elif near:

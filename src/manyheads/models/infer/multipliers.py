@@ -162,7 +162,7 @@ class _Reader:
         for name, number in {**self.trace.scales["embedding"], **self.trace.scales["position"]}.items():
             if self.has([name], "embedding", "patch"):
                 self.keep("embedding", name, number, "the stream below the first block does not follow {}")
-            elif self.has([name], "positional") or name not in self.parts:
+            elif self.has([name], "positional", "marker", "blank") or name not in self.parts:
                 self.keep("position", name, number, "the stream below the first block holds more than known tables")
         position = self.found.position
         missing = [name for name in sorted(self.matrices) if self.has([name], "positional")]

@@ -16,6 +16,8 @@ BRANCH |= dict.fromkeys(("query_up", "key_value_up", "mlp_out"), "inner")
 READS_STREAM = {"query", "key", "value", "query_down", "key_value_down", "mlp_in", "mlp_gate", "router"}
 SHARED, UNUSED = "shared layers are not derived", "not used in the traced forward pass"
 """In reasons why a parameter has no part: it may have the one that its name says."""
+READ = ("an input", "the stream", "another weight", "attention")
+ADAPTER = "a product of low rank beside a full matrix (an adapter) has no role; give a role map"
 ORDER = ("query", "key", "value", "mlp_gate", "mlp_in")
 
 
@@ -39,6 +41,7 @@ class Roles:
             for each in product.x.weights:
                 self.read_by[each].add(product.weight)
         self.level = {name: max(trace.level(each.x) for each in some) for name, some in self.uses.items()}
+        self.refuse_several()
         self.heads = sorted(frozenset().union(*(each.weights for each in trace.outputs)))
         for table, kinds in trace.tables.items():
             self.give(table, next(each for each in ("sink", "embedding", "patch", "positional") if each in kinds))
@@ -66,6 +69,17 @@ class Roles:
     def inputs(self, weight: str) -> list[str]:
         """Return the weights that a weight reads."""
         return sorted(frozenset().union(*(each.x.weights for each in self.uses[weight])))
+
+    def refuse_several(self) -> None:
+        """Refuse weights that read different things, by one slice or within an MLP."""
+        for weight, some in self.uses.items():
+            levels: dict[object, set[int]] = defaultdict(set)
+            for each in some:
+                levels[each.part].add(self.trace.level(each.x))
+            every = set[int]().union(*levels.values())
+            if {1, 2} <= every or max(map(len, levels.values())) > 1:
+                what = " and ".join(READ[level] for level in sorted(every))
+                self.refuse(weight, f"it reads {what}: the sum of these gradients is not derived")
 
     # Attention
 
@@ -107,13 +121,15 @@ class Roles:
         deep = [name for name in sorted(value.weights) if self.level[name] == 2]
         below = {each for name in deep for each in self.inputs(name)}
         if deep and any(self.level[name] == 1 for name in value.weights - below):
-            self.refuse(deep[0], "a product of low rank beside a full matrix (an adapter) has no role; give a role map")
+            self.refuse(deep[0], ADAPTER)
         strange = [each for each in value.sources if each.kind != "weight"]
         if strange or not value.weights:
             what = "an attention core" if value.core else "the stream"
             self.trace.refuse(f"{side} of attention is made of {what} without a weight of its own: this has no role")
+        if bent := sorted(each.name for each in value.sources if side != "value" and each.name and each.bent):
+            self.refuse(bent[0], f"a nonlinearity stands behind the {side} of attention: this has no derivation")
         for other, theirs in sides.items():
-            shared = {each.name for each in value.plain() & theirs.plain() if self.level.get(each.name) != 2}
+            shared = {each.name for each in value.plain() & theirs.plain() if self.level.get(each.name) in (1, 3)}
             if other > side and shared:
                 reason = f"the same numbers are {side} and {other}; the sum of their gradients is not derived"
                 self.refuse(min(shared), reason)
@@ -126,8 +142,11 @@ class Roles:
         for weight, some in self.uses.items():
             if any(each.x.core for each in some):
                 self.give(weight, "output")
+                if beside := sorted(frozenset().union(*(each.x.weights for each in some)) - trace.routers):
+                    self.refuse(weight, f"it reads attention beside {beside[0]}: their sum is not derived")
                 if self.read_by[weight]:
-                    self.refuse(weight, "it reads an attention core and does not end the branch")
+                    adapts = self.adapts(weight)
+                    self.refuse(weight, ADAPTER if adapts else "it reads an attention core and does not end the branch")
                 if any(source.bent for each in some for source in each.x.sources if source.kind == "core"):
                     self.refuse(weight, "a nonlinearity on the output of attention has no derivation")
         for name in self.heads:
@@ -154,19 +173,29 @@ class Roles:
             elif weight in trace.writes:
                 self.refuse(weight, "one matrix alone between two points of the stream")
             else:
-                below = ("an input", "the stream", "another weight", "attention")[self.level[weight]]
+                below = READ[self.level[weight]]
                 above = " and ".join(sorted(readers)) or "nothing"
-                self.refuse(weight, f"it reads {below} and is read by {above}: no part of a block does")
+                said = f"it reads {below} and is read by {above}: no part of a block does"
+                lost = readers & self.why.keys()
+                self.refuse(weight, ADAPTER if self.adapts(weight) else "" if lost else said)
         for weight, branches in trace.writes.items():
             written = {each.part for branch in branches for each in branch.sources if each.name == weight}
             if len(branches) > len(written):
                 self.refuse(weight, f"one weight ends {len(branches)} branches; {SHARED}")
         widths = {name: some[0].fan_in for name, some in self.uses.items() if set(self.parts[name]) & READS_STREAM}
-        widths = {name: size for name, size in widths.items() if self.level[name] == 1}
+        widths = {name: size for name, size in widths.items() if self.level[name] == 1 and size}
         self.width = Counter(widths.values()).most_common(1)[0][0] if widths else None
         for name, size in widths.items():
             if size != self.width:
                 self.refuse(name, f"it sums over {size} numbers, and the stream has {self.width}")
+
+    def adapts(self, weight: str) -> bool:
+        """Whether a weight that reads the same as this one is summed with one that reads this one."""
+        reads = [{each.x.plain() for each in self.uses[name]} for name in (weight, *self.uses)]
+        alike = {name for name, some in zip(self.uses, reads[1:], strict=True) if some == reads[0]} - {weight}
+        values = [*(each.x for each in self.trace.products), *self.trace.outputs]
+        values += [each for some in self.trace.writes.values() for each in some]
+        return any(each.weights & alike and each.weights & self.read_by[weight] for each in values)
 
     def short(self, weight: str) -> str:
         """Return the first part of a weight; of a tied table, that of the read-out."""
@@ -187,7 +216,8 @@ class Roles:
             self.refuse(gain, f"one norm serves several points of the stream; {SHARED}")
         if {"query", "key"} <= kinds:
             self.refuse(gain, "one gain of queries and keys: it has two roles")
-        elif kinds & {"query", "key"} and not x.stream:
+            return
+        if kinds & {"query", "key"} and not x.stream:
             if not all(each.normed for each in before):
                 what = "a trained factor of queries or keys without a norm before it"
                 self.refuse(gain, f"{what}: a temperature has no role")

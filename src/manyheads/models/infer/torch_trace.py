@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from manyheads.errors import UsageError
+from manyheads.models.infer.constants import find_number, find_picked, find_turned, is_alike, is_fixed
 from manyheads.models.infer.trace import Trace
 from manyheads.models.infer.values import INPUT, UNKNOWN, Value
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
@@ -64,7 +65,9 @@ def trace_module(model: Module, arguments: tuple[Any, ...], named: Mapping[str, 
             result = model(*arguments, **named)
     for tensor in _outputs(result):
         operations.trace.output(operations.value(tensor))
-    return operations.trace
+    trace = operations.trace
+    vars(operations).clear()  # which a class refers to, and so a cycle of references
+    return trace
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -88,21 +91,6 @@ def _numeric(tensor: Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
-def _number(x: Any) -> float | None:
-    """Return a constant that is one number, everywhere or where it is not zero."""
-    if isinstance(x, torch.Tensor):
-        x = x[x != 0] if x.numel() > 1 and not x.is_complex() else x.flatten()  # a mask leaves the others alone
-        if not x.numel() or x.is_complex() or bool((x != x[0]).any()):
-            return None
-        x = x[0].item()
-    return float(x) if x and not isinstance(x, complex) and math.isfinite(x) else None
-
-
-def _alike(tensor: Tensor) -> bool:
-    """Whether a constant is the same for all sequences of the batch."""
-    return tensor.dim() < 2 or len(tensor) < 2 or bool((tensor == tensor[:1]).all())
-
-
 def _place(before: list[int], axis: int, after: list[int]) -> int:
     """Return the axis, from the end, that holds the same entries of memory in another shape."""
     behind, inner = math.prod(before[axis:][1:]), 1
@@ -120,7 +108,9 @@ class _Operations:
         self.trace, self.model = Trace(), model
         self.values: dict[int, Value | None] = {}
         self.alive: list[Tensor] = []  # so that no id is used twice
-        self.stored: dict[int, list[int]] = defaultdict(list)  # address of a storage → ids of its tensors
+        self.stored: dict[int, list[Tensor]] = defaultdict(list)  # address of a storage → its tensors
+        self.picked: set[int] = set()  # ids of integers that activations choose
+        self.uneven: dict[int, tuple[Tensor, Value]] = {}  # id of a product → squares of its constants, other factor
         self.find_parameters()
 
     def find_parameters(self) -> None:
@@ -139,7 +129,7 @@ class _Operations:
         """Set the value of a tensor."""
         self.alive.append(tensor)
         self.values[id(tensor)] = value
-        self.stored[_address(tensor)].append(id(tensor))
+        self.stored[_address(tensor)].append(tensor)
 
     def see(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         """See one operation and its result."""
@@ -155,11 +145,22 @@ class _Operations:
             own = (made[number] if isinstance(made, list) else made) if _numeric(tensor) else None
             if in_place and own is not None and tensor.numel():
                 for other in self.stored[_address(tensor)]:
-                    old = self.values[other]
-                    if old is not None and old.parameters:
-                        self.trace.refuse(f"{self.trace.one(old)} is written to in the forward pass")
-                    self.values[other] = own
+                    self.write(other, tensor, own)
             self.keep(tensor, own)
+            if own is None and any(self.value(each) or id(each) in self.picked for each in _tensors(args)):
+                self.picked.add(id(tensor))
+
+    def write(self, other: Tensor, tensor: Tensor, own: Value) -> None:
+        """See what writing a tensor leaves in another one of the same storage."""
+        old, place = self.values[id(other)], other.storage_offset() - tensor.storage_offset()
+        if old is not None and old.parameters:
+            self.trace.refuse(f"{self.trace.one(old)} is written to in the forward pass")
+        if place == 0 and other.numel() == tensor.numel():
+            self.values[id(other)] = own
+        elif place <= 0 and other.numel() > tensor.numel():  # which holds more
+            self.values[id(other)] = self.trace.add(old, own, joined="cat")
+        elif place >= 0 and other.numel() < tensor.numel():
+            self.values[id(other)] = own
 
     def apply(self, name: str, args: Any, kwargs: Any, out: list[Tensor]) -> Any:
         """Return the value of the results, or a list of values."""
@@ -171,30 +172,37 @@ class _Operations:
         if name in ("add", "sub", "rsub"):
             return self.add(args, first, v[1], kwargs.get("alpha", 1))
         if name in ("mul", "div", "true_divide"):
-            return self.multiply(name, args, first, v[1])
+            return self.multiply(name, args, first, v[1], out[0])
         if name in ("mm", "bmm", "matmul", "mv", "dot", "_grouped_mm"):
             return self.product(*args[:2])
         if name in ("addmm", "baddbmm", "addbmm"):
             made = self.product(*args[1:3])
             return trace.add(made and trace.scaled(made, kwargs.get("alpha", 1)), first)
         if name == "linear":
-            return trace.add(trace.product(first, v[1], args[1].shape[-1], 0, _alike(args[0])), v[2])
+            self.keep(turned := args[1].mT, v[1])
+            return trace.add(self.product(args[0], turned), v[2])
         if name == "convolution":
             if first and v[1] and v[1].parameters and trace.level(first):
                 trace.refuse(f"{trace.one(v[1])} is a convolution inside the blocks")
+            if (first is None) != (v[1] is None):
+                trace.refuse("a convolution with constants has no role")
             return trace.add(trace.product(first, v[1], 0), v[2])
         if name == "addcmul":
-            return trace.add(first, trace.multiply(v[1], v[2]))
+            factors, more = args[1:3], kwargs.get("value", 1)
+            self.keep(made := factors[0] * factors[1] * more, None)
+            self.values[id(made)] = self.multiply("mul", factors, v[1], v[2], made)
+            return self.add((args[0], made), first, self.value(made), 1)
         if name == "copy":
             return v[1] or first
         if name in JOINS:
             values = map(self.value, [each for each in _tensors(args) if _numeric(each)])
-            return functools.reduce(lambda a, b: trace.add(a, b, joined=True), values)
+            joined = "stack" if name == "stack" else "cat"
+            return functools.reduce(lambda a, b: trace.add(a, b, joined=joined), values)
         if first is None:
             return self.other(name, args, kwargs)
         if name == "embedding":
             table = bool(first.parameters)
-            return trace.begin(first, "positional" if _alike(args[1]) else "embedding") if table else first
+            return trace.begin(first, "positional" if is_alike(args[1]) else "embedding") if table else first
         if name in ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm"):
             where = 2 if name != "native_group_norm" else 1
             return trace.norm(first, v[where], v[where + 1])
@@ -203,32 +211,41 @@ class _Operations:
         if name == "tanh":  # a cap: one at small values
             return trace.bend(first, keep=True)
         if name in ("_softmax", "_safe_softmax", "_masked_softmax", "exp"):
-            return trace.exponential(first)
+            axis = 0 if name == "exp" else args[1 + (name == "_masked_softmax")]
+            return trace.exponential(first, 0 if name == "exp" else axis % args[0].dim() - args[0].dim())
+        if name in ("relu", "leaky_relu", "abs"):
+            return trace.bend(first, same=True)
         if name in SUMS:
             return self.sum(name, args, kwargs, first)
         if name in VIEWS or name in CUTS:
             return self.view(name, args, out, first)
         if name in POWERS or (name == "pow" and isinstance(args[1], int | float)):
             return trace.power(first, POWERS.get(name) or args[1])
-        return replace(first, uneven=True) if name == "cumsum" else self.other(name, args, kwargs)
+        if name in ("cumsum", "cumprod"):
+            trace.refuse(f"the operation {name} on activations has no derivation")
+        return self.other(name, args, kwargs)
 
     def product(self, a: Tensor, b: Tensor) -> Value | None:
         """Multiply matrices."""
         first, second = self.value(a), self.value(b)
         constant = b if second is None else a
-        rows = constant.flatten(0, -2) if constant.dim() > 1 else constant  # of both sequences, one after the other
-        fixed = constant.dim() < 2 or (len(rows) % 2 == 0 and _alike(rows.unflatten(0, (2, -1))))
-        return self.trace.product(first, second, a.shape[-1], b.shape[-1], fixed)
+        made = self.trace.product(first, second, a.shape[-1], b.shape[-1], is_fixed(constant))
+        if made is None or (first is None) == (second is None):
+            return made
+        number = find_picked(constant) if made.stream and made.last else find_turned(b.mT if second is None else a)
+        if number is None:
+            self.trace.refuse("a product with a constant matrix that neither turns nor picks entries has no derivation")
+        return self.trace.scaled(made, UNKNOWN if number is None else number)
 
     def attention(self, args: Any, kwargs: Any) -> Value | None:
         """Compute fused attention: the products and the softmax of which it is made."""
         query, key, value = map(self.value, args[:3])
         scores = self.trace.product(query, key, size := args[0].shape[-1])
+        scale = size**-0.5 if kwargs.get("scale") is None else kwargs["scale"]
+        scores = scores and self.trace.scaled(scores, scale)
         for bias in (*args[3:], kwargs.get("attn_mask"), kwargs.get("attn_bias")):
             scores = self.trace.add(scores, self.value(bias))
-        if scores is not None:
-            scale = size**-0.5 if kwargs.get("scale") is None else kwargs["scale"]
-            scores = self.trace.exponential(self.trace.scaled(scores, scale))
+        scores = scores and self.trace.exponential(scores, -1)
         return self.trace.product(scores, value, 0, args[2].shape[-1])
 
     def sum(self, name: str, args: Any, kwargs: Any, first: Value) -> Value:
@@ -239,17 +256,24 @@ class _Operations:
         axes = args[where] if len(args) > where else kwargs.get("dim")
         count, degree, scale = args[0].dim(), first.degree, UNKNOWN
         axes = range(count) if axes is None or axes == [] else [axes] if isinstance(axes, int) else axes
+        size, shares = math.prod(args[0].shape[each] for each in axes), False
+        if first.scores:
+            over = axes[0] % count - count if len(axes) == 1 and name == "sum" else 0
+            return replace(first, statistic=True, over=over, degree=degree)
         if not count or all(each % count != count - 1 for each in axes):
-            return first
-        size = math.prod(args[0].shape[each] for each in axes)
+            self.trace.scales["terms"] |= dict.fromkeys(first.weights or ["the stream"], float(size))
+            whole = name in ("mean", "amax", "amin") or first.weighted or first.stream or first.statistic
+            return first if whole else replace(first, own=UNKNOWN)
         if name in ("var", "var_mean", "std"):
             degree = 1 if name == "std" else 2
             scale = abs(first.scale) ** degree
         elif where == 2 and (len(args) < 2 or args[1] == 2):
             scale = first.scale * size**0.5
-        elif name == "mean" or (degree == 2 and name == "sum"):
+        elif name == "mean" or (name == "sum" and degree == 2):
             scale = first.scale * (size if name == "sum" else 1)
-        return replace(first, statistic=True, stream=False, scale=scale, degree=degree)
+        elif shares := name == "sum" and (first.chosen or all(each.bent for each in first.sources)):
+            scale = first.scale
+        return replace(first, statistic=True, stream=False, own=scale, taken=1.0, degree=degree, shares=shares)
 
     def add(self, args: Any, a: Value | None, b: Value | None, alpha: float) -> Value | None:
         """Add or subtract; a constant that is added to a parameter is its offset."""
@@ -259,10 +283,18 @@ class _Operations:
                 self.see_fixed(constant)
         for p, constant in ((a, args[1]), (b, args[0])):
             if p is not None and p.parameters and self.value(constant) is None:
-                number = _number(constant)
+                number = find_number(constant)
                 return replace(p, computed=True) if number is None else replace(p, offset=p.offset + number)
         if a is not None and b is not None and a.last and a.last[0] == "gain" and b.parameters:
             a = replace(a, last=None) if args[1].numel() > args[1].shape[-1] else a  # of several positions: no shift
+        if (one := self.uneven.get(id(args[0]))) and (other := self.uneven.get(id(args[1]))):  # as RoPE turns pairs
+            number = find_number((one[0] + other[0] * alpha**2).sqrt(), 1e-4 + 8 * torch.finfo(args[0].dtype).eps)
+            return self.trace.scaled(self.trace.join(one[1], other[1]), number or UNKNOWN)
+        if a is None or b is None or (a.whole(), a.starts, a.wrote) != (b.whole(), b.starts, b.wrote):
+            return self.trace.add(a, b)
+        if not (a.parameters or a.scores or a.statistic or b.statistic):
+            same = args[0].shape == args[1].shape and torch.allclose(args[0] * (b.scale / alpha), args[1] * a.scale)
+            return replace(a, own=a.own + b.own if same and a.taken == b.taken else UNKNOWN)
         return self.trace.add(a, b)
 
     def see_fixed(self, x: Any) -> None:
@@ -281,17 +313,19 @@ class _Operations:
                         found = {name: number}
         self.trace.scales["position"] |= found
 
-    def multiply(self, name: str, args: Any, a: Value | None, b: Value | None) -> Value | None:
+    def multiply(self, name: str, args: Any, a: Value | None, b: Value | None, out: Tensor) -> Value | None:
         """Multiply or divide elementwise; a constant number is a multiplier."""
         for x, tensor, other, divides in ((a, args[0], b, False), (b, args[1], a, name != "mul")):
             if x is None and other is not None:
-                if (number := _number(tensor)) is None:
-                    return replace(other, computed=True) if other.parameters else replace(other, uneven=True)
+                if (number := find_number(tensor)) is None:
+                    if isinstance(tensor, torch.Tensor) and not divides and not tensor.is_complex():
+                        self.uneven[id(out)] = tensor.double().square(), other
+                    return replace(other, computed=True) if other.parameters else self.trace.scaled(other, UNKNOWN)
                 return self.trace.scaled(other, 1 / number if divides else number)
             whole = x is not None and x.parameters and (tensor.dim() == 0 or tensor.shape[-1] == 1)
             if x is not None and whole and not (other and other.parameters):
                 self.trace.refuse(f"{self.trace.one(x)} multiplies by one trained number; scalars have no role")
-            if divides and x is not None and not x.scores:
+            if divides and x is not None and (x.statistic or not x.scores):
                 b = self.trace.power(x, -1) if x.statistic else self.trace.bend(x)
         return self.trace.multiply(a, b)
 
@@ -299,10 +333,17 @@ class _Operations:
         """Follow a change of view: the axis of keys in logits, slices of weights and of their products."""
         x = args[0]
         if first.scores:
-            return replace(first, axis=self.follow(name, args, list(out[0].shape), first.axis))
+            axes = (first.axis, first.over)
+            axis, over = (each and self.follow(name, args, list(out[0].shape), each) for each in axes)
+            return replace(first, axis=axis, over=over)
         if name not in (*CUTS, "index", "index_select") or first.stream:
             return first
         index = args[-1] if name not in CUTS else ()
+        rows = args[1] == 0 if name == "index_select" else index and index[0] is not None
+        if first.parameters and x.dim() == 2 and rows and not is_fixed((ids := _tensors(index)[0])[..., None]):
+            if id(ids) in self.picked:  # a bias of experts
+                return first
+            return self.trace.begin(first, "embedding")
         index = tuple(each.flatten().tolist() for each in _tensors(index) if each.numel() < MOST_INDICES)
 
         def cut(tensor: Tensor) -> Value:

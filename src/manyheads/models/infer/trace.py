@@ -53,6 +53,17 @@ class Trace:
         levels = [self.level(each.x) for each in self.products if each.weight in x.weights]
         return max([0, 3 * x.core, *levels])
 
+    def number(self, number: float, what: str) -> float:
+        """Return a multiplier, and refuse one that is not one number."""
+        if number != number:
+            self.refuse(f"{what}: what is multiplied is not one number, the same for all entries and terms")
+        return number
+
+    def check_straight(self, x: Value) -> None:
+        """Refuse a nonlinearity on the stream."""
+        if any(each.kind == "stream" and each.bent for each in x.sources):
+            self.refuse("a nonlinearity on the stream itself has no derivation")
+
     def one(self, p: Value) -> str:
         """Return the name of the one parameter of a value, and refuse what is computed of parameters."""
         names = sorted(p.parameters)
@@ -74,7 +85,7 @@ class Trace:
         name, number = self.one(table), len(self.starts)
         self.tables[name].add(kind)
         self.starts[number] = name
-        return Value(STREAM, True, frozenset([number]), last=("table", name), scale=table.scale * scale)
+        return Value(STREAM, True, frozenset([number]), last=("table", name), own=table.scale * scale)
 
     def product(self, a: Value | None, b: Value | None, size: int, width: int = 0, fixed: bool = False) -> Value | None:
         """Multiply matrices: sum over `size` numbers, to `width` of them.
@@ -93,52 +104,63 @@ class Trace:
         if a.pattern != b.pattern:
             pattern, value = (a, b) if a.pattern else (b, a)
             assert pattern.scores is not None
+            if pattern.over != (-1 if a.pattern else -2):
+                self.refuse("attention weights are not a softmax over the keys: this has no derivation")
             query, key = pattern.scores if pattern.axis == -1 else pattern.scores[::-1]
             return self.attend(Core(query, key, value, pattern.size, width or pattern.size), pattern)
         if a.scores or b.scores:
             self.refuse("a product of three activations without a softmax: linear attention")
             return self.bend(self.join(a, b))
-        if a.chosen or b.chosen:
-            return b if a.chosen else a
-        scale = a.scale * b.scale
-        return Value(a.sources | b.sources, scores=(a, b), size=size, scale=scale, starts=a.starts | b.starts)
+        for gate, x in ((a, b), (b, a)):
+            gates = gate.warped and not x.warped and gate.weights and self.depth(gate) < self.depth(x)
+            if gate.chosen or gate.shares or gates:
+                return self.weight(x, gate)
+        own, taken = a.own * b.own, a.taken * b.taken
+        return Value(a.sources | b.sources, scores=(a, b), size=size, own=own, taken=taken, starts=a.starts | b.starts)
 
     def weigh(self, p: Value, x: Value, fan_in: int) -> Value:
         """Multiply an activation by a weight."""
         name = self.one(p)
         if x.scores:
             self.refuse(f"{name} multiplies logits or patterns of attention: mixing heads is not derived")
+        elif x.shares and not x.chosen:
+            self.refuse(f"{name} reads numbers that sum to one, as behind a softmax: this has no derivation")
+        self.check_straight(x)
         self.products.append(Product(name, p.part, x, fan_in))
         self.note(x.gains, "product", name)
         if self.level(x) == 0:
             return self.begin(p, "patch", x.scale)
         source, last = Source("weight", name, p.part), ("product", name)
-        return Value(frozenset([source]), starts=x.starts, last=last, scale=x.scale * p.multiplier, taken=x.scale)
+        return Value(frozenset([source]), starts=x.starts, last=last, own=p.multiplier, taken=x.scale)
 
     def attend(self, core: Core, pattern: Value) -> Value:
         """Mix values by attention."""
         for side in ("query", "key", "value"):
             self.note(getattr(core, side).gains, side, len(self.cores))
-        self.scales["logit"][len(self.cores)] = pattern.taken
+            if side != "value" and any(each.bent for each in getattr(core, side).sources):
+                self.refuse(f"a nonlinearity stands between the weights of a {side} and the logits")
+        self.scales["logit"][len(self.cores)] = self.number(pattern.taken, "the logits")
+        self.scales["sink"] |= {name: number * pattern.taken for name, number in pattern.beside}
         source = frozenset([Source("core", str(len(self.cores)))])
         self.cores.append(core)
-        made = Value(source, starts=core.query.starts, last=("core", ""), scale=core.value.scale * pattern.own)
-        return replace(made, taken=core.value.taken, uneven=core.value.uneven)
+        own, taken = core.value.own * pattern.own, core.value.taken
+        return Value(source, starts=core.query.starts, last=("core", ""), own=own, taken=taken)
 
     # Sums
 
     def join(self, a: Value, b: Value) -> Value:
         """Sum, concatenate or choose elementwise."""
-        united = {name: getattr(a, name) | getattr(b, name) for name in ("sources", "starts", "wrote", "gains")}
+        every = "sources", "starts", "wrote", "gains", "beside", "shares", "warped", "weighted", "added"
+        united = {name: getattr(a, name) | getattr(b, name) for name in every}
         shared = {name: getattr(a, name) and getattr(b, name) for name in ("stream", "normed", "statistic", "chosen")}
-        numbers = {name: getattr(a, name) or getattr(b, name) for name in ("pattern", "uneven")}
-        for name in ("scale", "taken", "degree"):
+        numbers: dict[str, Any] = {"pattern": a.pattern or b.pattern}
+        for name in ("own", "taken", "degree"):
             numbers[name] = getattr(a, name) if getattr(a, name) == getattr(b, name) else UNKNOWN
         last = a.last if a.last == b.last else None
         return replace(a if a.scores else b, **united, **shared, **numbers, last=last)
 
-    def add(self, a: Value | None, b: Value | None, joined: bool = False) -> Value | None:
-        """Add, or concatenate if `joined`."""
+    def add(self, a: Value | None, b: Value | None, joined: str = "") -> Value | None:
+        """Add, or concatenate or stack if `joined` says so."""
         if a is None or b is None:
             return a or b
         if a.parameters and b.parameters:
@@ -151,31 +173,46 @@ class Trace:
             x, other = (a, b) if a.scores else (b, a)
             if other.last and other.last[0] == "table":  # a looked-up bias of the logits
                 self.tables[other.last[1]] = {"sink"}
+                return replace(x, beside=x.beside | {(other.last[1], other.own / x.scale)})
+            if not other.scores:
+                self.refuse("an activation is added to the logits or patterns of attention: this has no derivation")
             return x
         if a.statistic != b.statistic:
             return b if a.statistic else a
         if a.stream and b.stream:
-            if a.wrote != b.wrote and not joined:
+            if a.wrote != b.wrote and joined != "cat":
                 both = " and ".join(", ".join(sorted(each.wrote)) or "embeddings" for each in (a, b))
                 self.refuse(f"two points of the stream are added, behind {both}")
             if a.wrote or b.wrote:
                 return self.join(a, b)
             self.embed(a)
             self.embed(b)
-            return replace(self.join(a, b), scale=1.0, last=None)
+            return replace(self.join(a, b), own=1.0, taken=1.0, last=None)
         if a.stream == b.stream or joined:
-            return self.join(a, b)
+            different = not joined and a.weights != b.weights
+            return replace(made := self.join(a, b), added=made.added or different)
         return self.write(a, b) if a.stream else self.write(b, a)
 
     def embed(self, x: Value) -> None:
         """Multiply the embeddings that a stream began with."""
+        own = self.number(x.own, "the embeddings")
+        if x.normed and own != 1:
+            self.refuse(f"embeddings are multiplied by {own:g} behind a norm: no table can carry this")
+            own = UNKNOWN
         for number in x.starts:
-            found = self.scales["position" if self.tables[self.starts[number]] == {"positional"} else "embedding"]
-            found[self.starts[number]] = found.get(self.starts[number], 1.0) * x.own
+            table = self.tables.get(self.starts[number], set()) & {"embedding", "patch"}
+            found = self.scales["embedding" if table else "position"]
+            found[self.starts[number]] = found.get(self.starts[number], 1.0) * own
 
     def write(self, stream: Value, branch: Value) -> Value:
         """Add a branch to the stream."""
         names = branch.weights - self.routers
+        self.check_straight(stream)
+        if branch.warped and names:
+            self.refuse(f"a nonlinearity or a product stands between {', '.join(sorted(names))} and the stream")
+            branch = replace(branch, own=UNKNOWN)
+        elif names:
+            self.number(branch.scale, "what a branch adds to the stream")
         if branch.core or not names:
             self.refuse(f"{'an attention core' if branch.core else 'a value'} is added to the stream without a matrix")
         if not stream.wrote:
@@ -194,7 +231,7 @@ class Trace:
         self.note(branch.gains, "branch", names)
         return Value(STREAM, stream=True, starts=stream.starts | branch.starts, wrote=names)
 
-    def add_parameter(self, x: Value, p: Value, joined: bool = False) -> Value:
+    def add_parameter(self, x: Value, p: Value, joined: str = "") -> Value | None:
         """Add a parameter, or append it."""
         kind, beside = "bias", ""
         last, about = x.last or ("", "")
@@ -216,8 +253,14 @@ class Trace:
             if p.computed:
                 self.one(replace(p, parameters=frozenset([name])))
             self.added[name].append((kind, beside))
-            if kind == "positional":
-                self.scales["position"][name] = p.scale
+            if kind == "bias":
+                self.scales["bias"][name] = p.scale / x.own
+        if kind == "positional":
+            return self.add(x, self.begin(p, kind))
+        if kind == "marker":
+            self.starts[number := len(self.starts)] = name
+            return self.add(x, Value(STREAM, True, frozenset([number]), own=p.scale), joined)
+        x = replace(x, beside=x.beside | {(name, p.scale / (x.scale if x.scores else x.own)) for name in p.parameters})
         return x if x.scores else replace(x, last=None)
 
     # Elementwise products and functions
@@ -234,21 +277,23 @@ class Trace:
             x, statistic = (b, a) if a.statistic else (a, b)
             if x.scores and not x.pattern:
                 self.refuse("logits are normalized before their softmax: this has no derivation")
-            scale = x.scale * statistic.scale if statistic.degree == -1 else UNKNOWN
+            if x.scores:
+                return replace(x, over=statistic.over if statistic.degree == -1 else x.over)
+            own = x.scale * statistic.scale
+            if statistic.degree != -1 or x.plain() != statistic.plain() or x.wrote != statistic.wrote or own != own:
+                self.refuse("an activation is multiplied by a sum over features that does not make it a norm")
+                own = UNKNOWN
             for name in x.gains - statistic.gains:  # w x / |x| is a gain behind the norm
                 self.gains[name] = [replace(each, normed=True) for each in self.gains[name]]
-            return x if x.scores else replace(x, normed=True, scale=scale, taken=1.0)
+            return replace(x, normed=True, own=own, taken=1.0, shares=x.shares or statistic.shares)
         if a.scores or b.scores:
             if not (a.scores and b.scores):
                 self.refuse("logits or patterns are multiplied by an activation: this has no derivation")
             x = a if a.scores else b
             return x if x.pattern else self.bend(x)
         if a.chosen != b.chosen:
-            x = b if a.chosen else a
-            if any(each.x.core for each in self.products if each.weight in x.weights):
-                self.refuse("a router weights the output of attention: heads chosen by data are not derived")
-            return x
-        both = replace(self.join(a, b), scale=a.scale * b.scale, taken=a.taken * b.taken)
+            return self.weight(b, a) if a.chosen else self.weight(a, b)
+        both = replace(self.join(a, b), own=a.own * b.own, taken=a.taken * b.taken)
         if a.sources and a.plain() == b.plain():  # x f(x) is a nonlinearity
             first, second = (any(each.bent for each in side.sources) for side in (a, b))
             for name in a.weights if not (first or second) else ():
@@ -257,16 +302,11 @@ class Trace:
                 self.straight |= dict.fromkeys(a.weights, both.scale)
                 return self.bend(both)
             degree = 2 * (a.degree if a.statistic else 1)
-            return replace(self.bend(both), scale=both.scale, taken=both.taken, degree=degree)
+            return replace(self.bend(both), own=both.own, taken=both.taken, degree=degree)
         if self.depth(a) != self.depth(b):  # a branch times what reads the stream: a gate of the whole branch
-            deep, gate = (a, b) if self.depth(a) > self.depth(b) else (b, a)
-            if deep.core:
-                for name in gate.weights:
-                    self.gated[name].add("attention")
-            self.routers |= gate.weights if not deep.core else set()
-            if not gate.weights:
-                self.refuse("a branch is multiplied by an activation that no weight makes: this has no role")
-            return deep if gate.weights and not deep.core else replace(deep, uneven=True)
+            return self.weight(a, b) if self.depth(a) > self.depth(b) else self.weight(b, a)
+        if a.shares or b.shares:
+            self.refuse("hidden units are multiplied by numbers that sum to one, as a softmax: this has no derivation")
         for one, other in ((a, b), (b, a)):
             bent = {each.name for each in one.sources if each.kind == "weight" and each.bent}
             straight = {each.name for each in other.sources if each.kind == "weight" and not each.bent}
@@ -274,7 +314,20 @@ class Trace:
                 self.gated[name].add("gate")
             for name in straight if bent else ():
                 self.gated[name].add("in")
-        return both.curved()
+        return replace(both.curved(), warped=True)
+
+    def weight(self, x: Value, gate: Value) -> Value:
+        """Multiply a whole branch by a gate or a router."""
+        if x.core:
+            for name in gate.weights:
+                self.gated[name].add("attention")
+        elif gate.chosen and any(each.x.core for each in self.products if each.weight in x.weights):
+            self.refuse("a router weights the output of attention: heads chosen by data are not derived")
+        self.routers |= gate.weights if not x.core else set()
+        if not gate.weights:
+            self.refuse("a branch is multiplied by an activation that no weight makes: this has no role")
+        known = gate.weights and not x.core
+        return replace(x, own=x.own * gate.scale if known else UNKNOWN, weighted=True)
 
     def gain(self, x: Value, p: Value) -> Value:
         """Multiply by a parameter."""
@@ -283,37 +336,41 @@ class Trace:
             self.refuse(f"{name} multiplies logits or patterns: a temperature has no role")
         self.gains[name].append(replace(x, part=p.part))
         self.offsets[name] = p.offset
-        return replace(x, gains=x.gains | {name}, last=("gain", name), scale=x.scale * p.multiplier)
+        return replace(x, gains=x.gains | {name}, last=("gain", name), own=x.own * p.multiplier)
 
     def norm(self, x: Value | None, gain: Value | None, shift: Value | None) -> Value | None:
         """Normalize, then multiply by a gain and add a shift."""
         if x is None:
             return None
-        x = replace(x, normed=True, scale=1.0, taken=1.0, uneven=False)
+        self.check_straight(x)
+        x = replace(x, normed=True, own=1.0, taken=1.0)
         x = self.gain(x, gain) if gain is not None and gain.parameters else x
         return self.add_parameter(x, shift) if shift is not None and shift.parameters else x
 
-    def bend(self, x: Value, keep: bool = False) -> Value:
-        """Apply a nonlinearity; a cap keeps the multiplier of what it caps."""
+    def bend(self, x: Value, keep: bool = False, same: bool = False) -> Value:
+        """Apply a nonlinearity; a cap keeps the multiplier of what it caps, and ReLU is the `same` at all scales."""
         if x.parameters:
             return replace(x, computed=True)
         for name in x.weights if not (x.scores or x.stream or x.statistic) else ():
-            self.scales["inner"].setdefault(name, x.scale)
+            if name not in self.scales["inner"]:
+                self.scales["inner"][name] = self.number(x.scale, f"{name}, before a nonlinearity,")
             if not keep:
                 self.bent.setdefault(name, x.scale)
         keep = (keep and x.scale == x.scale) or x.statistic or x.scores is not None
-        scale, taken = (x.scale, x.taken) if keep else (1.0, 1.0)
-        return replace(x.curved(), uneven=x.uneven or x.core, scale=scale, taken=taken)
+        own, taken = (x.own, x.taken) if keep else (1.0, 1.0)
+        return replace(x.curved(), own=UNKNOWN if x.core else own, taken=taken, warped=not same or x.warped)
 
     def power(self, x: Value, exponent: float) -> Value:
         """Raise to a power: a nonlinearity of which the multiplier is known."""
-        scale, taken, degree = abs(x.scale) ** exponent, abs(x.taken) ** exponent, x.degree if x.statistic else 1.0
+        own, taken, degree = abs(x.own) ** exponent, abs(x.taken) ** exponent, x.degree if x.statistic else 1.0
         made = self.bend(x)
-        return made if x.parameters else replace(made, scale=scale, taken=taken, degree=degree * exponent)
+        return made if x.parameters else replace(made, own=own, taken=taken, degree=degree * exponent)
 
-    def exponential(self, x: Value) -> Value:
-        """Apply exp or softmax: of scores it makes attention weights."""
-        return replace(x, pattern=True, taken=x.scale) if x.scores and not x.parameters else self.bend(x)
+    def exponential(self, x: Value, over: int = 0) -> Value:
+        """Apply exp, or softmax over an axis: of scores it makes attention weights."""
+        if x.scores and not x.parameters:
+            return replace(x, pattern=True, over=over, own=1.0, taken=x.scale)
+        return replace(self.bend(x), shares=over != 0)
 
     def choose(self, x: Value) -> Value:
         """Sort, or take the largest: what is sorted comes from a router."""
@@ -324,12 +381,17 @@ class Trace:
 
     def scaled(self, x: Value, number: float) -> Value:
         """Multiply by a constant."""
-        return replace(x, scale=x.scale * number, offset=x.offset * number)
+        return replace(x, own=x.own * number, offset=x.offset * number)
 
     def output(self, x: Value | None) -> None:
         """End with a value that the model returns."""
         if x is not None:
             self.outputs.append(x)
-            number = UNKNOWN if x.uneven else x.scale
-            self.scales["output"] |= {name: self.bent.get(name, number) for name in sorted(x.weights)}
+            if x.added and len(x.weights) > 1:
+                self.refuse(f"the outputs are a sum of products with {' and '.join(sorted(x.weights))}: no derivation")
+            for name in sorted(x.weights):
+                number = self.number(self.bent.get(name, x.scale), f"the output of {name}")
+                self.scales["output"][name] = number
+                self.scales["inner"].pop(name, None)
+                self.scales["bias"] |= {bias: ratio * number / x.taken for bias, ratio in x.beside}
             self.note(x.gains, "output", "")

@@ -6,10 +6,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from manyheads.errors import UsageError
-from manyheads.models.infer.roles import UNUSED, Roles
+from manyheads.models.infer.roles import READS_STREAM, UNUSED, Roles
 from manyheads.models.infer.torch_trace import name_parameters, trace_module
 from manyheads.models.infer.trace import Trace
 from manyheads.models.names import join_layers
@@ -19,6 +20,9 @@ from manyheads.models.torch.modules import whole
 from manyheads.transformer.shape import Shape
 
 TOKENS, FEWER = 7, 5  # lengths of the two sequences that are tried where no example is given
+SIZES = {"bias": "beside what it is added to", "sink": "in the logits", "terms": "as terms of a sum"}
+ALONE = {"inner": "before a nonlinearity", "position": "as a position"}
+WHERE = {"logit": "in its logits", "branch": "on its branch", "output": "on outputs", "embedding": "on embeddings"}
 KINDS = {"logit": "the logits are", "branch": "a branch is", "output": "the outputs are", "embedding": "embeddings are"}
 
 
@@ -39,36 +43,89 @@ class TracedModel:
                 rows //= fan_in if kind == "bias" else 1
                 if kind in ("shift", "bias") and 1 < rows < self.tensors[name].numel():
                     self.roles.refuse(name, f"it is added to {beside} with a row for each position: this has no role")
+        self.alone: list[str] = []  # a reason from which all others follow
+        if not self.trace.writes and self.trace.cores:
+            first = [name for name, level in self.roles.level.items() if level == 1]
+            between = set(first) - frozenset().union(*(side.weights for side in self.trace.cores[0][:3]))
+            where = "between the embeddings and the stream, it has no role"
+            self.alone = [f"{min(between)}: {where}" if between else "no branch is added to a stream: no role is known"]
         if not any(kinds & {"embedding", "patch"} for kinds in self.trace.tables.values()):
             self.trace.refuse("no table is read by what differs between two sequences: give example=, with two of them")
+        self.unsized: list[str] = []  # why one shape does not describe it
         self.shape = self._read_shape()
 
     def _read_shape(self) -> Shape | None:
-        """Read N, H, L, D, K, F and ranks off the products; None without attention."""
-        cores, trace = self.trace.cores, self.trace
-        uses = {name: some for name, some in self.roles.uses.items() if some[0].fan_in}
+        """Read N, H, L, D, K, F and ranks off the products; None where they tell none."""
+        cores, roles = self.trace.cores, self.roles
+        uses = {name: some for name, some in roles.uses.items() if some[0].fan_in and name not in roles.why}
         fan_in: dict[str, set[int]] = defaultdict(set)  # part → numbers that its weights sum over
         for name, some in uses.items():
             for part in self.parts[name]:
                 fan_in[part].add(some[0].fan_in)
-        if not cores or not fan_in["output"] or max(fan_in["output"]) < cores[0].value_dim:
+        if not cores or not fan_in["output"]:
+            missing = "matrix that reads attention" if cores else "product of queries and keys"
+            self.unsized.append(f"no {missing} was seen: no attention")
             return None
         n, value_dim, hidden = cores[0].key_dim, cores[0].value_dim, fan_in["mlp_out"]
         heads, groups = max(fan_in["output"]) // value_dim, set()
+        plain = [name for name in sorted(cores[0].query.weights & uses.keys()) if self.parts[name] == ("query",)]
+        rows = [self.rows(name) for name in plain]
+        if heads < 1 or (rows and heads * n not in (*rows, sum(rows))):
+            name = next(name for name in uses if "output" in self.parts[name])
+            said = f"{name} sums over {max(fan_in['output'])} numbers of attention, {value_dim} a head"
+            self.unsized.append(f"{said}, and {sum(rows) // n} heads make queries: no shape has these")
+            return None
         for name in uses if not fan_in["key_value_up"] else ():
             if "key" in (parts := self.parts[name]):
-                rows = self.tensors[name].numel() // (uses[name][0].fan_in * len({each.part for each in uses[name]}))
-                rows -= heads * n * ("query" in parts) + max(hidden, default=0) * sum("mlp" in each for each in parts)
-                groups.add(rows // (n + value_dim * ("value" in parts)))
+                size = self.rows(name) - heads * n * ("query" in parts)
+                size -= max(hidden, default=0) * sum("mlp" in each for each in parts)
+                groups.add(size // (n + value_dim * ("value" in parts)))
         if len({core[3:] for core in cores}) > 1 or len(groups) > 1 or (len(hidden) > 1 and not fan_in["router"]):
-            trace.refuse("layers of different sizes: one shape does not describe them")
-        width, key_heads = self.roles.width, min(groups, default=heads)
-        if not key_heads or heads % key_heads:
-            trace.refuse(f"{heads} heads of queries and {key_heads} of keys: no shape has these")
+            self.unsized.append("layers of different sizes: one shape does not describe them")
+        width, key_heads = roles.width, min(groups, default=heads)
+        if key_heads < 1 or heads % key_heads:
+            self.unsized.append(f"{heads} heads of queries and {key_heads} of keys: no shape has these")
             return None
-        mlp = min(hidden) if len(hidden) == 1 and not fan_in["router"] else None
         ranks = (min(fan_in[part], default=None) for part in ("query_up", "key_value_up"))
+        mlp = min(hidden) if len(hidden) == 1 else None
         return Shape(n, heads, len(cores), None if width == heads * n else width, key_heads, mlp, *ranks)
+
+    def rows(self, name: str) -> int:
+        """Return how many numbers each slice of a weight puts out."""
+        some = self.roles.uses[name]
+        return int(self.tensors[name].numel() // (some[0].fan_in * len({each.part for each in some})))
+
+    def sides(self, part: str, other: TracedModel) -> tuple[int, int]:
+        """Return what the weights of a part sum over, and put out, as the table takes them; 0 if it takes nothing."""
+        assert self.shape is not None
+        assert other.shape is not None
+        shape, n, v = self.shape, *self.trace.cores[0][3:]
+        hidden, keys = (
+            (other.shape.hidden and shape.hidden) or shape.width,
+            shape.group_heads * (not shape.key_value_rank),
+        )
+        fan_in = {"output": shape.heads * n, "mlp_out": hidden, "patch": 1, "query_up": shape.query_rank or 1}
+        fan_in |= {"key_value_up": shape.key_value_rank or 1}
+        fan_in |= dict.fromkeys((*READS_STREAM, "unembedding", "hidden"), shape.width)
+        rows = {"query": shape.heads * n, "key": keys * n, "value": keys * v, "router": 1}
+        rows |= dict.fromkeys(("mlp_in", "mlp_gate"), hidden)
+        return fan_in.get(part, 0), rows.get(part, 0)
+
+    def compare_sides(self, base: TracedModel) -> Iterator[str]:
+        """Yield weights whose sides do not follow the shape as the table takes them to do."""
+        for name, some in self.roles.uses.items() if self.shape and base.shape else ():
+            known = [product for each in base.alike(name, base.roles.uses) for product in each]
+            sides = [
+                (self.sides(part, base), base.sides(part, self)) for part in self.parts[name] if part != "embedding"
+            ]
+            seen, before = ({each.fan_in for each in products} for products in (some, known))
+            takes = {size * own / other for (own, _), (other, _) in sides if own for size in before}
+            if takes and seen - takes - {0}:
+                yield f"{name} sums over {max(seen)} numbers, and the table takes {max(takes):.4g}"
+            elif known and sides and 0 not in {*seen, *before, *(rows for (_, rows), _ in sides)}:
+                ratio = sum(rows for (_, rows), _ in sides) / sum(rows for _, (_, rows) in sides)
+                if self.rows(name) != (size := base.rows(known[0].weight) * ratio):
+                    yield f"{name} puts out {self.rows(name)} numbers, and the table takes {size:.4g}"
 
     # What the base knows, and another shape does not
 
@@ -86,6 +143,12 @@ class TracedModel:
             elif parts and init_of(parts[0]) == "one" and bool((tensor == tensor.flatten()[0]).all()):
                 start = float(tensor.flatten()[0]) + self.trace.offsets.get(name, 0.0)
                 self.starts |= {join_layers(name): start, name: start}
+
+    def released(self) -> TracedModel:
+        """Keep the sides of parameters without their numbers."""
+        for name, tensor in self.tensors.items():
+            self.tensors[name] = torch.empty(tensor.shape, device="meta").requires_grad_(tensor.requires_grad)
+        return self
 
     def settle(self, base: TracedModel) -> None:
         """Take from the base what only it or a comparison of shapes tells."""
@@ -109,9 +172,8 @@ class TracedModel:
         for kind, by_name in self.trace.scales.items():
             for name, number in by_name.items():
                 parts = self.parts.get(str(name), ())
-                label = {"branch": "+".join(parts), "inner": str(name), "position": str(name)}.get(kind, "")
-                other = kind == "stream" or (kind == "output" and "unembedding" not in parts)
-                if other or (math.isnan(number) and kind in ("inner", "position")):
+                label = "+".join(parts) if kind == "branch" else str(name) if kind in (*SIZES, *ALONE) else ""
+                if kind == "stream" or (kind == "output" and "unembedding" not in parts) or math.isnan(number):
                     continue
                 numbers = found[kind][label]
                 if not any(math.isclose(number, each, rel_tol=1e-6) for each in numbers):
@@ -120,13 +182,18 @@ class TracedModel:
 
     def compare(self, base: TracedModel, words: str = "this shape") -> list[str]:
         """Return where parts, or multipliers that no parametrization has, differ from the base."""
-        reasons, here, before = [], self.multipliers(), base.multipliers()
+        here, before = self.multipliers(), base.multipliers()
+        reasons = [f"{reason} at {words}" for reason in self.compare_sides(base)]
         for name, parts in self.parts.items():
             known = base.alike(name, base.parts)
+            if name not in base.parts and len(self.trace.cores) == len(base.trace.cores):
+                reasons.append(
+                    f"{name} is at {words} and not at the base: only L may change how many weights there are"
+                )
             if parts and known and not any(set(parts) == set(each) for each in known):
                 shown = "+".join(min(known))
                 reasons.append(f"{name} is {'+'.join(parts)} at {words} and {shown or 'without a part'} at the base")
-        for kind, where in (("inner", "before a nonlinearity"), ("position", "as a position")):
+        for kind, where in (ALONE | SIZES).items():
             for name, mine in here[kind].items():
                 theirs = base.alike(name, before[kind])
                 if theirs and not any(_same(mine, each) for each in theirs):
@@ -145,7 +212,8 @@ class TracedModel:
                 ratios.append(1.0 if _same(own, there) else own[0] / there[0] if alone else math.nan)
             if not _same(ratios, ratios[:1]):
                 shown = _list([each for some in mine[kind].values() for each in some])
-                refuse([f"{words} multiplied by {shown}, in which one factor over the base is not seen"])
+                name = next((each for each in self.trace.scales[kind] if each in self.parts), "attention")
+                refuse([f"{name}: {words} multiplied by {shown}, in which one factor over the base is not seen"])
             found[kind] = ratios[0] if ratios else 1.0
         return ForwardMultipliers(**found)
 
@@ -153,6 +221,8 @@ class TracedModel:
 
     def reasons(self) -> list[str]:
         """Return why the model has no roles; frozen parameters may be unused."""
+        if self.alone:
+            return self.alone
         others = " ".join(self.trace.refused)
         said = [
             f"{name}: {reason}"
@@ -161,7 +231,20 @@ class TracedModel:
         ]
         for name, parts in self.parts.items():
             said += [f"{name}: {part} has no derived role" for part in parts if part not in PARTS]
-        return [*said, *self.trace.refused]
+        said += [f"{name}: {what}, what is multiplied is not one number" for name, what in self._find_unknown()]
+        return [*said, *(each for each in self.trace.refused if "is not one number" not in each)] or self.unsized
+
+    def _find_unknown(self) -> Iterator[tuple[str, str]]:
+        """Find weights whose multiplier differs between terms; of fixed positions it may."""
+        for kind, by_name in self.trace.scales.items():
+            for name, number in by_name.items():
+                if kind not in (*KINDS, *ALONE) or (kind == "position" and name not in self.parts):
+                    continue
+                if kind == "output" and "unembedding" not in self.parts.get(name, ()):
+                    continue
+                if math.isnan(number):
+                    name = min(self.trace.cores[name].query.weights, default="attention") if kind == "logit" else name
+                    yield name, WHERE.get(kind) or ALONE[kind]
 
     def architecture(self, base: TracedModel) -> Architecture:
         """Return the architecture, with what the forward pass multiplies relative to the base."""
@@ -221,16 +304,31 @@ def trace_model(model: Any, example: Any = None) -> tuple[dict[str, Tensor], Tra
             "small one as patterns of names, the shape, and folded=ForwardMultipliers(...)"
         )
     failed = []
-    for arguments, named in _examples(model, example):
-        try:
-            return tensors, trace_module(model, arguments, named)
-        except UsageError:
-            raise
-        except Exception as error:  # whatever a model raises for a batch that it does not take
-            failed.append(error)
+    with _unchanged(model):
+        for arguments, named in _examples(model, example):
+            try:
+                return tensors, trace_module(model, arguments, named)
+            except UsageError:
+                raise
+            except Exception as error:  # whatever a model raises for a batch that it does not take
+                failed.append(error)
     said = f"{type(failed[0]).__name__}: {str(failed[0]).partition(chr(10))[0][:150]}"
     wanted = "give example=, arguments that the model takes, with two different sequences"
     raise UsageError(f"the forward pass did not run ({said}): {wanted}") from failed[0]
+
+
+@contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Restore the random states and the buffers of a model."""
+    kept = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [(each, each.clone()) for _, some in kept for each in some.values() if each is not None]
+    with torch.random.fork_rng():
+        yield
+    with torch.no_grad():
+        for module, some in kept:
+            module._buffers.update(some)
+        for buffer, value in values:
+            buffer.copy_(value)
 
 
 def _examples(model: Any, example: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:

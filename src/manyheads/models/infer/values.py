@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-UNKNOWN = float("nan")  # a multiplier that differs between the terms of a sum
+UNKNOWN = float("nan")  # a multiplier that is not one number, as where the terms of a sum have several
 
 
 @dataclass(frozen=True, order=True)
@@ -33,22 +33,27 @@ class Value:
     scores: tuple[Value, Value] | None = None  # the factors of a product of activations
     size: int = 0  # how many numbers that product sums over
     axis: int = -1  # its axis of the second factor's rows
-    pattern: bool = False  # whether a softmax was taken of it
+    pattern: bool = False  # whether exp or a softmax was taken of it
+    over: int = 0  # the axis, from the end, over which it sums to one
+    shares: bool = False  # whether it sums to one, as behind a softmax
+    warped: bool = False  # whether a nonlinearity or a product followed the last product with a weight
+    weighted: bool = False  # whether a router weighted it
+    added: bool = False  # whether it is a sum of products with different weights
+    beside: frozenset[tuple[str, float]] = frozenset()  # added parameters, with their multiplier over its own
     statistic: bool = False  # a sum over features, as in a norm
     parameters: frozenset[str] = frozenset()  # of which alone it is made
     part: tuple[Any, ...] = ()  # slices taken of them
     offset: float = 0.0  # added to them
     computed: bool = False  # whether they are more than sliced, scaled and shifted
     chosen: bool = False  # whether it was sorted: weights of experts
-    scale: float = 1.0  # constants multiplied since the last norm, nonlinearity or sum
-    taken: float = 1.0  # those of them before the last product with a weight; of a pattern, before the softmax
+    own: float = 1.0  # constants multiplied since the last product with a weight, norm, nonlinearity or sum
+    taken: float = 1.0  # those before that product, since the last norm ...; of a pattern, before the softmax
     degree: float = 1.0  # power of what a statistic is made of
-    uneven: bool = False  # whether other constants than one number were multiplied, or a core bent
 
     @property
-    def own(self) -> float:
-        """Constants multiplied since the last product as well."""
-        return UNKNOWN if self.uneven else self.scale / self.taken
+    def scale(self) -> float:
+        """Constants multiplied since the last norm, nonlinearity or sum."""
+        return self.own * self.taken
 
     @property
     def multiplier(self) -> float:
@@ -72,6 +77,10 @@ class Value:
     def plain(self) -> frozenset[Source]:
         """Return the sources without the nonlinearity."""
         return frozenset(replace(each, bent=False) for each in self.sources)
+
+    def whole(self) -> frozenset[Source]:
+        """Return the sources without slices taken of them."""
+        return frozenset(replace(each, cut=()) for each in self.sources)
 
 
 INPUT = Value(sources=frozenset([Source("input")]))

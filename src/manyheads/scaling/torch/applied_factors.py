@@ -121,13 +121,15 @@ def find_multipliers(
 
 
 def _judge_names(roles: Roles, architecture: Architecture, deeper: bool) -> list[str]:
-    """Refuse names whose part the forward pass does not show; return notes on what else has no derivation."""
-    notes = {join_layers(reason): f"roles: not judged, {reason}" for reason in reversed(roles.trace.refused)}
+    """Refuse names whose part the forward pass does not show; return notes on shared and idle ones."""
+    remedy, notes = "state the parts by roles=, if they are right", dict[str, str]()
+    if reason := next(iter(roles.trace.refused), ""):
+        raise UsageError(f"the forward pass has no derivation, whatever the names say: {reason}; {remedy}")
     for name in [each.name for each in architecture.parameters if roles.why.get(each.name)]:
         reason = roles.why[name]
         if UNUSED not in reason and (deeper or SHARED not in reason):
             said = f"{name} has no derived part in the forward pass, whatever its name says"
-            raise UsageError(f"{said}: {reason}; state the parts by roles=, if they are right")
+            raise UsageError(f"{said}: {reason}; {remedy}")
         notes.setdefault(join_layers(name), f"roles: not judged whether {name} has its part, {reason}")
     return list(notes.values())
 
