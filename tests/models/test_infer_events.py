@@ -164,7 +164,7 @@ REFUSED = {
     "as many experts as heads": ({"block": {"mlp": mixed}, "own": experts}, NUMBER),
     "a stack of one branch": (mlp(lambda s, f, x: torch.stack([f] * s.h).sum(0)), NUMBER),
     "a mean with zeros": (
-        mlp(lambda s, f, x: torch.stack([f, *[f * 0] * (s.depth - 1)]).mean(0)),
+        mlp(lambda s, f, x: torch.stack([f, *[torch.zeros_like(f)] * (s.depth - 1)]).mean(0)),
         "as terms of a sum",
     ),
     "the stream twice": (
