@@ -1,7 +1,5 @@
 """Sides, uses and multipliers that contradict a role: one model for each, changed in one place, refused by name."""
 
-import json
-
 import pytest
 
 from manyheads.errors import UsageError
@@ -186,11 +184,17 @@ def crossed():
 
 REFUSED = {
     "read-out of a bottleneck": (
-        ended(lambda m, x: m.out(m.narrow(x)), lambda m, n, h, depth: {"narrow": linear(m.d, 16), "out": linear(16, 31), "read": None}),
+        ended(
+            lambda m, x: m.out(m.narrow(x)),
+            lambda m, n, h, depth: {"narrow": linear(m.d, 16), "out": linear(16, 31), "read": None},
+        ),
         r"out.weight sums over 16 numbers, and the table takes 32 at build\(16, 4, 2\)",
     ),
     "read-out of 2 N": (
-        ended(lambda m, x: m.out(m.narrow(x).relu()), lambda m, n, h, depth: {"narrow": linear(m.d, 2 * n), "out": linear(2 * n, 31), "read": None}),
+        ended(
+            lambda m, x: m.out(m.narrow(x).relu()),
+            lambda m, n, h, depth: {"narrow": linear(m.d, 2 * n), "out": linear(2 * n, 31), "read": None},
+        ),
         r"out.weight sums over 16 numbers, and the table takes 32 at build\(8, 8, 2\)",
     ),
     "read-out of a slice": (
@@ -199,17 +203,21 @@ REFUSED = {
     ),
     "adapter of the read-out": (
         ended(lambda m, x: m.read(x) + m.b(m.a(x)), lambda m, n, h, depth: {"a": linear(m.d, 2), "b": linear(2, 31)}),
-        "b.weight sums over 2 numbers, and the table takes 4",
+        "the outputs are a sum of products with b.weight and read.weight",
     ),
     "experts of two fixed widths": (experts(8, 16, 8), "down.0.weight sums over 8 numbers, and the table takes 16"),
     "a shared expert of fixed width": (
-        experts(*[lambda d: d] * 3, shared=12), "s2.weight sums over 12 numbers, and the table takes 24"
+        experts(*[lambda d: d] * 3, shared=12),
+        "s2.weight sums over 12 numbers, and the table takes 24",
     ),
     "values of six": (values_of(lambda n: 6), "wo.weight sums over 24 numbers, and the table takes 48"),
     "values of four more": (values_of(lambda n: n + 4), "wo.weight sums over 80 numbers, and the table takes 96"),
     "hidden units summed in groups": (
-        mlp(lambda b, x: b.down(b.wide(x).unflatten(-1, (b.h, -1)).sum(-2).relu()), lambda b, n, h: {"up": None, "wide": linear(b.d, 4 * b.d * h)}),
-        "wide.weight puts out 2048 numbers, and the table takes 1024",
+        mlp(
+            lambda b, x: b.down(b.wide(x).unflatten(-1, (b.h, -1)).sum(-2).relu()),
+            lambda b, n, h: {"up": None, "wide": linear(b.d, 4 * b.d * h)},
+        ),
+        "wide.weight: before a nonlinearity, what is multiplied is not one number",
     ),
     "values gated by head": (gated("heads"), "gate.weight puts out 4 numbers, and the table takes 8"),
     "hidden units under one gate": (gated("one"), "gate.weight puts out 1 numbers, and the table takes 2"),
@@ -221,56 +229,91 @@ REFUSED = {
         "up.weight: it reads the stream and another weight: the sum of these gradients is not derived",
     ),
     "in and out of an MLP in one array": (
-        mlp(lambda b, x: F.relu(x @ b.both[0]) @ b.both[1].T, lambda b, n, h: {"up": None, "down": None, "both": drawn(2, b.d, 4 * b.d, fan_in=b.d)}),
+        mlp(
+            lambda b, x: F.relu(x @ b.both[0]) @ b.both[1].T,
+            lambda b, n, h: {"up": None, "down": None, "both": drawn(2, b.d, 4 * b.d, fan_in=b.d)},
+        ),
         "blocks.0.both: it reads the stream and another weight",
     ),
     "queries and output in one matrix": (
-        core(lambda b, x, y: b.wq(y), lambda b, n, h: {"wo": None}), "wq.weight: it reads the stream and attention"
+        core(lambda b, x, y: b.wq(y), lambda b, n, h: {"wo": None}),
+        "wq.weight: it reads the stream and attention",
     ),
-    **{f"an adapter of {name}": (low_rank(name), "product of low rank beside a full matrix") for name in ("wo", "up", "down")},
-    "bent queries": (mixed(lambda b, x, q, k, v: (F.elu(q), k, v)), "wq.weight: a nonlinearity stands behind the query"),
+    **{
+        f"an adapter of {name}": (low_rank(name), "product of low rank beside a full matrix")
+        for name in ("wo", "up", "down")
+    },
+    "bent queries": (
+        mixed(lambda b, x, q, k, v: (F.elu(q), k, v)),
+        "wq.weight: a nonlinearity stands behind the query",
+    ),
     "bent keys": (mixed(lambda b, x, q, k, v: (q, k.relu(), v)), "wk.weight: a nonlinearity stands behind the key"),
     "gated queries": (
-        mixed(lambda b, x, q, k, v: (q * heads(b.gate(x).sigmoid(), b.n), k, v), lambda b, n, h: {"gate": linear(b.d, b.d)}),
+        mixed(
+            lambda b, x, q, k, v: (q * heads(b.gate(x).sigmoid(), b.n), k, v),
+            lambda b, n, h: {"gate": linear(b.d, b.d)},
+        ),
         "gate.weight: a nonlinearity stands behind the query",
     ),
     "a pool of hidden units": (
-        mlp(lambda b, x: Plain.mlp(b, x) * b.up(x).mean(-1, keepdim=True)), "blocks.0.down.weight: |an activation"
+        mlp(lambda b, x: Plain.mlp(b, x) * b.up(x).mean(-1, keepdim=True)),
+        "down.weight: on its branch, what is multiplied is not one number",
     ),
     "outputs of many factors": (
         ended(lambda m, x: m.read(x) * (torch.linspace(1, 2, 31) / m.d)),
-        "read.weight: the outputs are multiplied by what is not one number",
+        "read.weight: on outputs, what is multiplied is not one number",
     ),
     "branches of many factors": (
-        mlp(lambda b, x: Plain.mlp(b, x) / x.abs().sum(-1, keepdim=True)), "down.weight: a branch is multiplied by|an activation"
+        mlp(lambda b, x: Plain.mlp(b, x) / x.abs().sum(-1, keepdim=True)),
+        "down.weight: on its branch, what is multiplied is not one number",
     ),
     "one gain of queries and keys": (
-        mixed(lambda b, x, q, k, v: (F.rms_norm(q, (b.n,), b.g), F.rms_norm(k, (b.n,), b.g), v), lambda b, n, h: {"g": nn.Parameter(torch.ones(n))}),
+        mixed(
+            lambda b, x, q, k, v: (F.rms_norm(q, (b.n,), b.g), F.rms_norm(k, (b.n,), b.g), v),
+            lambda b, n, h: {"g": nn.Parameter(torch.ones(n))},
+        ),
         "blocks.0.g: one gain of queries and keys: it has two roles",
     ),
     "narrow embeddings": (
-        begun(lambda m, ids: m.widen(F.embedding(ids, m.few)), lambda m, n, h, depth: {"table": None, "few": drawn(31, 12), "widen": linear(12, m.d)}),
+        begun(
+            lambda m, ids: m.widen(F.embedding(ids, m.few)),
+            lambda m, n, h, depth: {"table": None, "few": drawn(31, 12), "widen": linear(12, m.d)},
+        ),
         "widen.weight: between the embeddings and the stream, it has no role$",
     ),
     "embeddings behind an MLP": (
-        begun(lambda m, ids: m.b(m.a(F.embedding(ids, m.table)).relu()), lambda m, n, h, depth: {"a": linear(m.d, 9), "b": linear(9, m.d)}),
+        begun(
+            lambda m, ids: m.b(m.a(F.embedding(ids, m.table)).relu()),
+            lambda m, n, h, depth: {"a": linear(m.d, 9), "b": linear(9, m.d)},
+        ),
         "a.weight: between the embeddings and the stream, it has no role$",
     ),
     "blocks without sums": (
-        made({"forward": lambda b, x: b.mlp(b.two(b.attention(b.one(x))))}), "no branch is added to a stream: no role is known$"
+        made({"forward": lambda b, x: b.mlp(b.two(b.attention(b.one(x))))}),
+        "no branch is added to a stream: no role is known$",
     ),
     "attention beside the MLP": (
-        made({"forward": beside_mlp}, weights=lambda b, n, h: {"wo": None, "down": None, "two": None, "both": linear(5 * b.d, b.d)}),
+        made(
+            {"forward": beside_mlp},
+            weights=lambda b, n, h: {"wo": None, "down": None, "two": None, "both": linear(5 * b.d, b.d)},
+        ),
         "both.weight: it reads attention beside blocks.0.up.weight: their sum is not derived$",
     ),
-    "values beside attention": (core(lambda b, x, y: b.wo(y + b.wv(x))), "wo.weight: it reads attention beside blocks.0.wv"),
+    "values beside attention": (
+        core(lambda b, x, y: b.wo(y + b.wv(x))),
+        "wo.weight: it reads attention beside blocks.0.wv",
+    ),
     "heads twice": (
         core(lambda b, x, y: b.wo(torch.cat([y, y], -1)), lambda b, n, h: {"wo": linear(2 * b.d, b.d)}),
         "wo.weight sums over 64 numbers of attention, 8 a head, and 4 heads make queries: no shape has these$",
     ),
-    "no output matrix": (core(lambda b, x, y: y, lambda b, n, h: {"wo": None}), "an attention core is added to the stream without a matrix$"),
+    "no output matrix": (
+        core(lambda b, x, y: y, lambda b, n, h: {"wo": None}),
+        "an attention core is added to the stream without a matrix$",
+    ),
     "three heads of keys for four": (
-        grouped(lambda h: h - 1, range), r"4 heads of queries and 3 of keys: no shape has these"
+        grouped(lambda h: h - 1, range),
+        r"4 heads of queries and 3 of keys: no shape has these",
     ),
     "a block more": (
         made(
@@ -280,7 +323,10 @@ REFUSED = {
         r"build\(8, 4, 2\) runs 3 attention layers: expected 2, one a block",
     ),
     "as many MLPs as heads": (
-        mlp(lambda b, x: sum(Plain.mlp(part, x) for part in b.parts), lambda b, n, h: {"up": None, "down": None, "parts": nn.ModuleList([Plain(n, h) for _ in range(h)])}),
+        mlp(
+            lambda b, x: sum(Plain.mlp(part, x) for part in b.parts),
+            lambda b, n, h: {"up": None, "down": None, "parts": nn.ModuleList([Plain(n, h) for _ in range(h)])},
+        ),
         "parts|not at the base",
     ),
     "cross-attention": (crossed(), "wq.weight: cross-attention: queries and keys read different streams"),
@@ -289,10 +335,13 @@ REFUSED = {
         "down.weight: one weight ends 2 branches; shared layers are not derived",
     ),
     "a shift for each position": (
-        made({"attention": lambda b, x: Plain.attention(b, x + b.where[:7])}, weights=lambda b, n, h: {"where": drawn(16, b.d)}),
+        made(
+            {"attention": lambda b, x: Plain.attention(b, x + b.where[:7])},
+            weights=lambda b, n, h: {"where": drawn(16, b.d)},
+        ),
         "where: it is added to .* a row for each position|where: it is added to something",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -308,16 +357,26 @@ READ = {  # model, name, its part, its factor of the learning rate at twice N an
     "values of half the keys": (values_of(lambda n: n // 2), "blocks.0.wo.weight", "output", 1 / 4),
     "values of three heads": (values_of(lambda n: 3 * n), "blocks.0.wo.weight", "output", 1 / 4),
     "read-out of half the stream": (
-        ended(lambda m, x: m.out(m.narrow(x)), lambda m, n, h, depth: {"narrow": linear(m.d, m.d // 2), "out": linear(m.d // 2, 31), "read": None}),
-        "out.weight", "unembedding", 1 / 4,
+        ended(
+            lambda m, x: m.out(m.narrow(x)),
+            lambda m, n, h, depth: {"narrow": linear(m.d, m.d // 2), "out": linear(m.d // 2, 31), "read": None},
+        ),
+        "out.weight",
+        "unembedding",
+        1 / 4,
     ),
     "maxout": (
-        mlp(lambda b, x: b.down(b.wide(x).unflatten(-1, (2, -1)).amax(-2)), lambda b, n, h: {"up": None, "wide": linear(b.d, 8 * b.d)}),
-        "blocks.0.wide.weight", "mlp_in", 1 / 4,
+        mlp(
+            lambda b, x: b.down(b.wide(x).unflatten(-1, (2, -1)).amax(-2)),
+            lambda b, n, h: {"up": None, "wide": linear(b.d, 8 * b.d)},
+        ),
+        "blocks.0.wide.weight",
+        "mlp_in",
+        1 / 4,
     ),
     "bent values": (mixed(lambda b, x, q, k, v: (q, k, F.gelu(v))), "blocks.0.wv.weight", "value", 1 / 4),
     "one head of keys": (grouped(lambda h: 1, range), "blocks.0.wk.weight", "key", 1 / 4),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", READ)

@@ -118,7 +118,7 @@ def infer_roles(build: Callable[..., Any], base: Shape | Sequence[int], example:
         if shape and not wrong and (shape.key_dim, shape.heads) != (asked.key_dim, asked.heads):
             made = f"makes a model of N, H, L = {shape.key_dim}, {shape.heads}, {shape.depth}"
             wrong.append(f"{words} {made}; build every size from the shape that it is given")
-        reasons += wrong or other.compare(first, words)
+        reasons += [*wrong, *(other.compare(first, words) if shape and not other.alone else ())]
     refuse(reasons)
     assert first.shape is not None
     found = {word: [(getattr(each.shape, name),) for each in traced] for name, word in SIZES.items()}

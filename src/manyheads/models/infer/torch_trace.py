@@ -62,7 +62,9 @@ def trace_module(model: Module, arguments: tuple[Any, ...], named: Mapping[str, 
             result = model(*arguments, **named)
     for tensor in _outputs(result):
         operations.trace.output(operations.value(tensor))
-    return operations.trace
+    trace = operations.trace
+    vars(operations).clear()  # which a class refers to, and so a cycle of references
+    return trace
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -112,7 +112,8 @@ class Trace:
             self.refuse("a product of three activations without a softmax: linear attention")
             return self.bend(self.join(a, b))
         for gate, x in ((a, b), (b, a)):
-            if gate.chosen or gate.shares or (gate.warped and not x.warped and gate.weights):
+            gates = gate.warped and not x.warped and gate.weights and self.depth(gate) < self.depth(x)
+            if gate.chosen or gate.shares or gates:
                 return self.weight(x, gate)
         own, taken = a.own * b.own, a.taken * b.taken
         return Value(a.sources | b.sources, scores=(a, b), size=size, own=own, taken=taken, starts=a.starts | b.starts)

@@ -21,6 +21,7 @@ from manyheads.transformer.shape import Shape
 TOKENS, FEWER = 7, 5  # lengths of the two sequences that are tried where no example is given
 SIZES = {"bias": "beside what it is added to", "sink": "in the logits", "terms": "as terms of a sum"}
 ALONE = {"inner": "before a nonlinearity", "position": "as a position"}
+WHERE = {"logit": "in its logits", "branch": "on its branch", "output": "on outputs", "embedding": "on embeddings"}
 KINDS = {"logit": "the logits are", "branch": "a branch is", "output": "the outputs are", "embedding": "embeddings are"}
 
 
@@ -95,7 +96,8 @@ class TracedModel:
 
     def sides(self, part: str, other: TracedModel) -> tuple[int, int]:
         """Return what the weights of a part sum over, and put out, as the table takes them; 0 if it takes nothing."""
-        assert self.shape is not None and other.shape is not None
+        assert self.shape is not None
+        assert other.shape is not None
         shape, n, v = self.shape, *self.trace.cores[0][3:]
         hidden, keys = (
             (other.shape.hidden and shape.hidden) or shape.width,
@@ -228,7 +230,7 @@ class TracedModel:
         ]
         for name, parts in self.parts.items():
             said += [f"{name}: {part} has no derived role" for part in parts if part not in PARTS]
-        said += [f"{name}: {words} multiplied by what is not one number" for name, words in self._find_unknown()]
+        said += [f"{name}: {what}, what is multiplied is not one number" for name, what in self._find_unknown()]
         return [*said, *(each for each in self.trace.refused if "is not one number" not in each)] or self.unsized
 
     def _find_unknown(self) -> Iterator[tuple[str, str]]:
@@ -241,7 +243,7 @@ class TracedModel:
                     continue
                 if math.isnan(number):
                     name = min(self.trace.cores[name].query.weights, default="attention") if kind == "logit" else name
-                    yield name, KINDS.get(kind, "what it puts out is")
+                    yield name, WHERE.get(kind) or ALONE[kind]
 
     def architecture(self, base: TracedModel) -> Architecture:
         """Return the architecture, with what the forward pass multiplies relative to the base."""
