@@ -89,7 +89,7 @@ class ShapeFactor(NamedTuple):
 
 
 FACTORS: Mapping[str, ShapeFactor] = {
-    "none": ShapeFactor("1", lambda rows, cols: 1.0, ("megatron:none",)),
+    "none": ShapeFactor("1", lambda rows, cols: 1.0, ("megatron:none", "normuon:preserve_norm", "shampoo")),
     "original": ShapeFactor(
         "√max(1, r/c)",
         lambda rows, cols: max(1.0, rows / cols) ** 0.5,

@@ -12,7 +12,7 @@ from manyheads.scaling.parametrization.parametrization import Parametrization
 
 DIVIDING = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad")
 """Optimizers of torch.optim that divide every entry of the gradient by its size, and so scale as Adam does."""
-LIKE_ADAM = ("Lion", "AdamWScheduleFree")
+LIKE_ADAM = ("Lion", "AdamWScheduleFree", "Adam_mini", "AdamMini")
 """Class names of other packages whose optimizers follow Adam's table with decoupled decay; Lion has no epsilon."""
 SAYS_NOTHING = "audit the optimizer itself, which fills in its defaults"
 OTHER_RULES: Mapping[str, tuple[str, ...]] = {
