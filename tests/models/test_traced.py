@@ -65,6 +65,7 @@ def build(family, settings, name=None):
     name = name or tiny.model_class(family)
     if name.endswith("QuestionAnswering"):
         settings = settings | {"num_labels": 2}
+    tiny.known(family)
     config = transformers.CONFIG_MAPPING[family](**settings)
     config._attn_implementation = config._experts_implementation = "eager"
     with warnings.catch_warnings():
@@ -149,7 +150,7 @@ def check_random(family, name, rng):
 
 def test_random_configurations(seed):
     rng = random.Random(seed)
-    for family in rng.sample(sorted(FAMILIES), 20):
+    for family in rng.sample([name for name in sorted(FAMILIES) if classes(name)], 20):
         check_random(family, rng.choice(classes(family)), rng)
 
 
