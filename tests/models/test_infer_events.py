@@ -117,10 +117,8 @@ def mixed(self, x):
     return (torch.relu(x[:, :, None, None] @ self.ins) @ self.outs)[:, :, :, 0].sum(2)
 
 
-def chosen_heads(self, a, v, x):
-    share, where = self.pick(x).topk(2, -1)
-    y = (a.softmax(-1) @ v).transpose(1, 2).flatten(2)
-    return heads(y * share.sum(-1, keepdim=True).sigmoid() * torch.zeros_like(y).scatter(-1, where, 1.0), self.n)
+def chosen(self, x):
+    return Plain.attention(self, x) * self.pick(x).softmax(-1).topk(2, -1).values[..., :1]
 
 
 def realformer(self, x):
@@ -144,6 +142,11 @@ def writes_parameter(self, f, x):
     return f
 
 
+def gated_branch(change):
+    block = {"mlp": lambda s, x: change(s, s.g(x).sigmoid(), Plain.mlp(s, x))}
+    return {"block": block, "own": lambda s: setattr(s, "g", nn.Linear(s.d, 1, bias=False))}
+
+
 CONSTANT = "a product with a constant matrix that neither turns nor picks entries"
 NUMBER = "not one number"
 STATISTIC = "a sum over features that does not make it a norm"
@@ -164,7 +167,7 @@ REFUSED = {
     "as many experts as heads": ({"block": {"mlp": mixed}, "own": experts}, NUMBER),
     "a stack of one branch": (mlp(lambda s, f, x: torch.stack([f] * s.h).sum(0)), NUMBER),
     "a mean with zeros": (
-        mlp(lambda s, f, x: torch.stack([f, *[f * 0] * (s.depth - 1)]).mean(0)),
+        mlp(lambda s, f, x: torch.stack([f, *[torch.zeros_like(f)] * (s.depth - 1)]).mean(0)),
         "as terms of a sum",
     ),
     "the stream twice": (
@@ -217,6 +220,11 @@ REFUSED = {
         "p is multiplied by",
     ),
     # Gates and uneven constants
+    "a gate over L": (gated_branch(lambda s, g, f: g / s.depth * f), "down.weight is multiplied by .* by its gate"),
+    "a gate times the root of H": (
+        gated_branch(lambda s, g, f: f * (s.h**0.5 * g)),
+        "down.weight is multiplied by .* by its gate",
+    ),
     "uneven queries": (sides(lambda s, q, k, v: (q * torch.linspace(1, 2, s.n) / s.n, k, v)), NUMBER),
     "uneven values": (sides(lambda s, q, k, v: (q, k, v * torch.linspace(1, 2, s.n))), NUMBER),
     "an uneven branch": (mlp(lambda s, f, x: f * torch.linspace(1, 2, s.d) / s.depth), NUMBER),
@@ -326,6 +334,10 @@ REFUSED = {
         "logits or patterns are multiplied by an activation",
     ),
     "logits of the layer before": ({"model": {"body": realformer}}, "logits or patterns are a sum of several products"),
+    "attention that a router weights": (
+        {"block": {"attention": chosen}, "own": lambda s: setattr(s, "pick", nn.Linear(s.d, 3))},
+        "a router weights the output of attention",
+    ),
     # Writes
     "a branch written in two parts": (mlp(split_write), NUMBER),
     "a parameter written in place": (
@@ -366,11 +378,6 @@ def scaled_in_place(self, x):
     return self.wo(F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).flatten(2))
 
 
-def gated_branch(change):
-    block = {"mlp": lambda s, x: change(s, s.g(x).sigmoid(), Plain.mlp(s, x))}
-    return {"block": block, "own": lambda s: setattr(s, "g", nn.Linear(s.d, 1, bias=False))}
-
-
 def loss(self, z, ids):
     return F.cross_entropy((self.read(z) / self.d).flatten(0, 1), ids.flatten())
 
@@ -395,7 +402,6 @@ READ = {
         outputs(lambda s, z, ids: s.read(z) / s.d + s.b) | {"last": have("b", 31)},
         {"output": "0.03125 N^-1 H^-1"},
     ),
-    "a gate over L": (gated_branch(lambda s, g, f: g / s.depth * f), {"branch mlp_out": "0.5 L^-1"}),
     "a gate of a branch over L": (gated_branch(lambda s, g, f: g * (f / s.depth)), {"branch mlp_out": "0.5 L^-1"}),
     "turns in pairs": (sides(lambda s, q, k, v: (0.5 * turned(q), turned(k), v)), {"logit": "0.176777 N^-1/2"}),
     "turns of the plane": (

@@ -320,7 +320,7 @@ class _Operations:
                     return replace(other, computed=True) if other.parameters else self.trace.scaled(other, UNKNOWN)
                 return self.trace.scaled(other, 1 / number if divides else number)
             whole = x is not None and x.parameters and (tensor.dim() == 0 or tensor.shape[-1] == 1)
-            if x is not None and whole and not (other and other.parameters):
+            if x is not None and whole and other is not None and not other.parameters:
                 self.trace.refuse(f"{self.trace.one(x)} multiplies by one trained number; scalars have no role")
             if divides and x is not None and (x.statistic or not x.scores):
                 b = self.trace.power(x, -1) if x.statistic else self.trace.bend(x)

@@ -327,7 +327,8 @@ class Trace:
         if not gate.weights:
             self.refuse("a branch is multiplied by an activation that no weight makes: this has no role")
         known = gate.weights and not x.core
-        return replace(x, own=x.own * gate.scale if known else UNKNOWN, weighted=True)
+        self.scales["gate"] |= dict.fromkeys(x.weights, self.number(gate.scale, "a gate"))
+        return replace(x, own=x.own if known else UNKNOWN, weighted=True)
 
     def gain(self, x: Value, p: Value) -> Value:
         """Multiply by a parameter."""

@@ -19,7 +19,12 @@ from manyheads.models.torch.lazy_torch import Tensor, torch
 from manyheads.transformer.shape import Shape
 
 TOKENS, FEWER = 7, 5  # lengths of the two sequences that are tried where no example is given
-SIZES = {"bias": "beside what it is added to", "sink": "in the logits", "terms": "as terms of a sum"}
+SIZES = {
+    "bias": "beside what it is added to",
+    "sink": "in the logits",
+    "terms": "as terms of a sum",
+    "gate": "by its gate",
+}
 ALONE = {"inner": "before a nonlinearity", "position": "as a position"}
 WHERE = {"logit": "in its logits", "branch": "on its branch", "output": "on outputs", "embedding": "on embeddings"}
 KINDS = {"logit": "the logits are", "branch": "a branch is", "output": "the outputs are", "embedding": "embeddings are"}
