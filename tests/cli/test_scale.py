@@ -691,6 +691,38 @@ def test_roles_come_from_a_builder_in_the_place_of_a_map(call, folder):
     assert "expected package.module:build" in call("roles", "own_builder", *base)[2]
 
 
+TIED = BUILD.replace("OwnMultipliers", "OneMatrix")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("path", ["roles.json", "roles.toml"])
+def test_inferred_roles_that_were_written_are_read_as_a_map(call, folder, path):
+    from tests.models.strange import OneMatrix
+
+    from manyheads.models.architecture import read_roles
+    from manyheads.scaling import BaseHyperparameters, Parametrization, infer_roles, torch_groups
+    from manyheads.transformer import Shape
+
+    (folder / "tied_builder.py").write_text(TIED)
+    base = ("--base", "8,4,2")
+    assert call("roles", "tied_builder:build", *base, "--write", path)[0] == 0
+    assert read_roles(folder / path)["table"] == "embedding+unembedding"
+    found = infer_roles(lambda shape: OneMatrix(shape.key_dim, shape.heads, shape.depth), (8, 4, 2))
+    p, model = Parametrization(base=found.shape), OneMatrix(8, 4, 2)
+    shape = Shape(8, 4, 2, key_heads=1, hidden=128)
+    given = {"roles": str(folder / path), "shape": shape}, {"roles": found}
+    first, second = (
+        {name: row["lr"] for row in torch_groups(p, model, BaseHyperparameters(1.0), **each) for name in row["names"]}
+        for each in given
+    )
+    assert first == pytest.approx(second)
+    assert len(first) == 10
+    for more in ("--explain", "--snippet"):
+        said = call(*base, "--to", "16,4,4", "--model", "tied_builder:build", more, *["torch"] * (more == "--snippet"))
+        assert said[0] == 2
+        assert "leave out --snippet and --explain" in said[2]
+
+
 MAKE = """
 import torch
 
