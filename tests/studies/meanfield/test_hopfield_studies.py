@@ -5,8 +5,7 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.studies.meanfield.hopfield.attractors import _kaplan_yorke
-from manyheads.studies.meanfield.hopfield.attractors import TABLE, AttractorStudy
+from manyheads.studies.meanfield.hopfield.attractors import TABLE, AttractorStudy, _kaplan_yorke
 from manyheads.studies.meanfield.hopfield.stationary_moments import StationaryMoments, deviations
 
 
