@@ -95,6 +95,12 @@ def shift(x, count=1):
     return F.pad(x, (0, 0, count, 0))[:, : x.shape[1]]
 
 
+def one_buffer(self, q, k, v):
+    kept = torch.zeros(2, *k.shape)
+    kept[0, :], kept[1, :] = k, v
+    return q, kept[0], kept[1]
+
+
 def split_write(self, f, x):
     made = torch.zeros_like(x)
     made[:, :3], made[:, 3:] = f[:, :3] / self.depth, f[:, 3:]
@@ -340,6 +346,7 @@ REFUSED = {
     ),
     # Writes
     "a branch written in two parts": (mlp(split_write), NUMBER),
+    "keys and values in one buffer": (sides(one_buffer), "a buffer holds different products in its parts"),
     "a parameter written in place": (
         mlp(writes_parameter) | {"own": have("scratch", 3)},
         "blocks.0.scratch is written to in the forward pass",

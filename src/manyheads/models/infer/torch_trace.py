@@ -110,6 +110,7 @@ class _Operations:
         self.alive: list[Tensor] = []  # so that no id is used twice
         self.stored: dict[int, list[Tensor]] = defaultdict(list)  # address of a storage → its tensors
         self.picked: set[int] = set()  # ids of integers that activations choose
+        self.parted: set[int] = set()  # ids of buffers to whose parts different products were written
         self.uneven: dict[int, tuple[Tensor, Value]] = {}  # id of a product → squares of its constants, other factor
         self.find_parameters()
 
@@ -159,6 +160,8 @@ class _Operations:
             self.values[id(other)] = own
         elif place <= 0 and other.numel() > tensor.numel():  # which holds more
             self.values[id(other)] = self.trace.add(old, own, joined="cat")
+            if old is not None and old.whole() != own.whole():
+                self.parted.add(id(other))
         elif place >= 0 and other.numel() < tensor.numel():
             self.values[id(other)] = own
 
@@ -332,6 +335,8 @@ class _Operations:
     def view(self, name: str, args: Any, out: list[Tensor], first: Value) -> Any:
         """Follow a change of view: the axis of keys in logits, slices of weights and of their products."""
         x = args[0]
+        if name in CUTS and id(x) in self.parted:
+            self.trace.refuse("a buffer holds different products in its parts: pass them on by themselves")
         if first.scores:
             axes = (first.axis, first.over)
             axis, over = (each and self.follow(name, args, list(out[0].shape), each) for each in axes)
