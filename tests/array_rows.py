@@ -486,6 +486,7 @@ EXEMPT = {
     "scaling.torch_groups": OPAQUE,
     "models.open_checkpoint": OPAQUE,
     "models.shape_from_config": OPAQUE,
+    "probe.AttentionRecord.attend": OPAQUE,
     "probe.AttentionRecord.observe": OPAQUE,
     "probe.AttentionRecorder": OPAQUE,
     "probe.qk_clip_factors": OPAQUE,

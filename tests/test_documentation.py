@@ -85,6 +85,7 @@ def folder(tmp_path, monkeypatch):
     before, modules = dict(os.environ), set(sys.modules)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    os.environ["COLUMNS"] = "140"  # of the outputs that pages show
     os.environ["XDG_CACHE_HOME"] = str(tmp_path / ".cache")
     (tmp_path / "model.py").write_bytes((ROOT / "tests/scaling/nanogpt.py").read_bytes())  # as in a clone of nanoGPT
     yield tmp_path

@@ -13,6 +13,7 @@ from tests.models.conftest import FAMILIES
 from manyheads.errors import UsageError
 from manyheads.models import attention_weights, open_checkpoint
 from manyheads.models.families import FAMILIES as TABLE
+from manyheads.models.refusals import WeightsMismatch
 from manyheads.models.torch.attention_modules import query_key_norms, query_norm
 from manyheads.probe import head_spectra, weight_spectra
 from manyheads.probe.checkpoints import weights
@@ -207,8 +208,12 @@ def test_every_family_has_the_heads_of_its_model_or_says_why_not(family, tmp_pat
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter)
     model.save_pretrained(tmp_path)
+    if family in ("exaone_moe", "granitemoe_swa", "hy_v3", "kolibri1"):  # saved under other names than loaded ones
+        with pytest.raises(WeightsMismatch, match="does not explain"):
+            weight_spectra(tmp_path, rows=20)
+        return
     found = weight_spectra(tmp_path, rows=20)
-    if family in ("deepseek_v2", "deepseek_v3"):
+    if getattr(model.config, "kv_lora_rank", None):
         assert found.attrs["heads"] == "none: keys and values have a common low-rank factor"
         assert "head_frobenius" not in found
         return
