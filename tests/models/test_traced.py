@@ -62,10 +62,10 @@ def build(family, settings, name=None):
     import transformers
 
     torch.set_num_threads(1)
+    tiny.known(family)
     name = name or tiny.model_class(family)
     if name.endswith("QuestionAnswering"):
         settings = settings | {"num_labels": 2}
-    tiny.known(family)
     config = transformers.CONFIG_MAPPING[family](**settings)
     config._attn_implementation = config._experts_implementation = "eager"
     with warnings.catch_warnings():
