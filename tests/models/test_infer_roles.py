@@ -285,6 +285,7 @@ OUTSIDE = {  # class of transformers, sizes by other names, what is said; nothin
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of DeBERTa in older versions
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_families_outside_the_table_are_refused_or_read(name):
     """What is read is checked by hand: these parts, and no others."""
@@ -346,6 +347,7 @@ def test_factors_of_every_family_are_those_of_its_table(family):
     import itertools
     import time
 
+    tiny.skip_before((5, 23), family, "its experts are a loop, whose shares are no one number")
     build = family_builder(family)
     base = read_model(build(Shape(*BASE))).architecture
     start = time.process_time()

@@ -70,6 +70,15 @@ def model_class(family):
     return CLASSES[family]
 
 
+def skip_before(version, family, reason, only=("aria_text",)):
+    """Skip the test of a family under versions of transformers before this one."""
+    import pytest
+    import transformers
+
+    if family in only and tuple(map(int, transformers.__version__.split(".")[:2])) < version:
+        pytest.skip(f"transformers {transformers.__version__}: {reason}")
+
+
 def known(family):
     """Skip the test of a family that the installed version of transformers does not have."""
     import pytest

@@ -56,6 +56,7 @@ def angles(cost):
     "family", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES]
 )
 def test_a_traced_model_counts_as_the_closed_form(family, attention):
+    tiny.skip_before((5, 23), family, "its experts are a loop over what the data choose, which has no count on meta")
     made = make(family, attention)
     if made is None:
         pytest.skip("no such attention")
