@@ -44,7 +44,7 @@ LIGHT := tests/test_light.py tests/test_packaging.py tests/test_reader.py \
   tests/curves tests/models tests/probe tests/statistics \
   $(addprefix tests/recovery/,fit/test_gauss_newton.py layers oracle planted queries result) \
   $(addprefix tests/scaling/,audit test_checks.py preflight/test_factors.py preflight/test_preflight.py) \
-  $(addprefix tests/scaling/torch/test_,families.py forward_pass.py gpt_transfer.py groups.py) \
+  $(addprefix tests/scaling/torch/test_,families.py multipliers.py gpt_transfer.py groups.py) \
   $(addprefix tests/scaling/parametrization/test_,parametrization.py muon.py) \
   $(addprefix tests/spectra/test_,bidiagonal.py coherences.py levels.py outliers.py ranks.py) tests/theory/bigram/test_lags.py
 test-light: VENV := $(VENV)-light
