@@ -7,7 +7,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from tests.scaling import nanogpt
 from tests.scaling.own_models import (
     GPT2,
     LITGPT,
@@ -40,6 +39,7 @@ from manyheads.scaling import (
 from manyheads.scaling.parametrization.targets import ForwardMultipliers
 from manyheads.transformer import Shape
 
+nanogpt = pytest.importorskip("tests.scaling.nanogpt", reason="torch is not installed")
 pytestmark = pytest.mark.torch
 
 SHAPE = Shape(8, 4, 3)

@@ -8,13 +8,13 @@ import math
 import re
 
 import pytest
-from tests.scaling import nanogpt
 from tests.scaling.own_models import TORCHTITAN, build, role_map
 
 from manyheads.errors import UsageError
 from manyheads.scaling import BaseHyperparameters, MuonHyperparameters, Parametrization, audit_model, torch_groups
 from manyheads.transformer import Shape
 
+nanogpt = pytest.importorskip("tests.scaling.nanogpt", reason="torch is not installed")
 pytestmark = pytest.mark.torch
 
 SHAPE = (8, 4, 3)
