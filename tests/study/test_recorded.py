@@ -5,6 +5,7 @@ records belong to one version of JAX and one kind of processor.
 """
 
 import hashlib
+import importlib.util
 import json
 import math
 import sys
@@ -46,8 +47,16 @@ def _parameters():
         yield pytest.param(name, marks=[pytest.mark.slow] if slow else [])
 
 
+COMPILED = tuple(
+    f"bigram/{each}"
+    for each in ("l1-against-sgd", "sample-complexity", "screening", "softmax", "stability", "stage-two", "two-stages")
+)
+
+
 @pytest.mark.parametrize("name", list(_parameters()))
 def test_study(name):
+    if name in COMPILED and importlib.util.find_spec("numba") is None:
+        pytest.skip("recorded with numba, which is not installed; JAX draws other numbers")
     before = json.loads(_file(name).read_text())
     after = recorded(name, before["replicates"])
     assert after["identity"] == before["identity"]

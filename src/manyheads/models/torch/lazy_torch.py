@@ -14,6 +14,8 @@ else:
 
 class _LazyTorch:
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked by whoever inspects the module that holds it
+            raise AttributeError(name)
         return getattr(require("torch"), name)
 
 
