@@ -762,7 +762,7 @@ def test_a_preflight_measures_the_best_rate_over_batch_sizes(call, folder):
     asked = ("preflight", "own_steps:make", "--base", "4,2,1", "--axes", "batch", "--sizes", 1, 2, "--train", 16)
     status, out, _ = call(*asked, "--seeds", 2, "--out", "found")
     assert status == 0
-    assert out.startswith("1 exponents of the best learning rate measured")
+    assert out.startswith("exponents of the best learning rate: 1 measured")
     assert "learning rate along batch: measured: it goes as batch^" in out
     assert (folder / "found" / "preflight.svg").exists()
     assert "not decided" in call(*asked, "--seeds", 2, "--rate-factors", 0.001, 0.002, 3)[1]
@@ -785,7 +785,7 @@ def test_batch_and_tokens_change_the_numbers_by_rules_that_are_named(call):
         assert said in out
     assert "a longer run may want another rate" not in out
     given = (*CHANGED, "--batch", 256, 1024, "--rules", "sqrt", "timescale", "--json")
-    (plain, _), (changed, _) = ((json.loads(call(*each)[1]), 0) for each in ((*CHANGED, "--json"), given))
+    plain, changed = (json.loads(call(*each)[1]) for each in ((*CHANGED, "--json"), given))
     for before, after in zip(plain["rows"], changed["rows"], strict=True):
         assert after["learning_rate"] == before["learning_rate"]  # the factors of sizes stay
         ratios = [

@@ -230,7 +230,7 @@ def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, com
 def text_part(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """Return the text part of a configuration of images and text, and its `model_type`; of others all, and nothing."""
     text = raw.get("text_config")
-    if not isinstance(text, Mapping) or "model_type" not in text or raw.get("model_type") in FAMILIES:
+    if not isinstance(text, Mapping) or "model_type" not in text or raw.get("model_type") in (*FAMILIES,):
         return raw, ""
     tied = {"tie_word_embeddings": raw["tie_word_embeddings"]} if "tie_word_embeddings" in raw else {}
     return {**text, **tied}, shown(raw.get("model_type"))

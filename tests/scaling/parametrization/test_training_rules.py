@@ -114,6 +114,8 @@ def test_every_rule_names_a_source():
         ({"rules": ("root",)}, "rule 'root': choose from none, sqrt"),
         ({"rules": ("batch=x",)}, "rule 'batch=x'"),
         ({"rules": ("batch=nan",)}, "rule 'batch=nan'"),
+        ({"rules": ("tokens=400",)}, "rule 'tokens=400'"),
+        ({"rules": ("sqrt", "sqrt")}, "rules sqrt sqrt: give each once"),
         ({"rules": ("sqrt", "batch=1")}, "rules sqrt and batch=1 both change the learning rate with batch"),
         ({"rules": ("sqrt", "steplaw")}, "both change the learning rate with batch"),
         ({"rules": ("horizon", "tokens=1")}, "both change the learning rate with tokens"),

@@ -18,42 +18,33 @@ RATE, SHARE = "learning rate", "rate x decay"
 
 
 class Rule(NamedTuple):
-    """One rule: what it changes, the powers, the optimizer for which it was found, and where the powers come from."""
+    """The number that a rule changes, its optimizer, source and conditions, and its powers of ratios to the base."""
 
     changes: str
-    batch: float
-    tokens: float
-    weights: float
     optimizer: str  # empty for a measured exponent
     source: str
     basis: str
+    batch: float = 0
+    tokens: float = 0
+    weights: float = 0
+    batch_of_tokens: float = 0  # the batch size goes as this power of the tokens; 0 where it is free
 
 
 RULES = {
-    "sqrt": Rule(
-        RATE, 0.5, 0, 0, "adam", "Malladi et al. 2022, arXiv:2205.10287",
-        "derived where the noise of gradients dominates, at a fixed number of samples",
-    ),
-    "linear": Rule(
-        RATE, 1, 0, 0, "sgd", "Goyal et al. 2017, arXiv:1706.02677",
-        "measured on ImageNet up to a batch of 8192, at a fixed number of samples",
-    ),
-    "horizon": Rule(
-        RATE, 0, -0.32, 0, "adam", "Bjorck et al. 2025, arXiv:2409.19913",
-        "measured on language models at a fixed batch size",
-    ),
-    "steplaw": Rule(
-        RATE, 0, 0.307, 0, "adam", "Li et al. 2025, arXiv:2503.04715",
+    "sqrt": Rule(RATE, "adam", "Malladi et al. 2022, arXiv:2205.10287",
+        "derived where the noise of gradients dominates, at a fixed number of samples", batch=0.5),
+    "linear": Rule(RATE, "sgd", "Goyal et al. 2017, arXiv:1706.02677",
+        "measured on ImageNet up to a batch of 8192, at a fixed number of samples", batch=1),
+    "horizon": Rule(RATE, "adam", "Bjorck et al. 2025, arXiv:2409.19913, as cited by others",
+        "measured on language models at a fixed batch size", tokens=-0.32),
+    "steplaw": Rule(RATE, "adam", "Li et al. 2025, arXiv:2503.04715",
         "measured on language models whose batch size goes as tokens^0.571; its power of the weights is left out",
-    ),
-    "timescale": Rule(
-        SHARE, 1, -1, 0, "adam", "Wang & Aitchison 2024, arXiv:2405.13698",
-        "batch / (rate x decay x tokens) stays; measured on vision models and a NanoGPT",
-    ),
-    "power-lines": Rule(
-        SHARE, 1, -0.473, -0.527, "adam", "Bergsma et al. 2025, arXiv:2505.13738",
+        tokens=0.307, batch_of_tokens=0.571),
+    "timescale": Rule(SHARE, "adam", "Wang & Aitchison 2024, arXiv:2405.13698",
+        "batch / (rate x decay x tokens) stays; measured on vision models and a NanoGPT", batch=1, tokens=-1),
+    "power-lines": Rule(SHARE, "adam", "Bergsma et al. 2025, arXiv:2505.13738, from a review of it",
         "batch / (rate x decay x tokens) goes as (tokens / weights)^-0.527; measured on language models to 3.3 billion",
-    ),
+        batch=1, tokens=-0.473, weights=-0.527),
 }  # fmt: skip
 
 
@@ -61,12 +52,12 @@ def find_rule(name: str) -> Rule:
     """Return a rule by its name, or one of an exponent that was measured, such as "batch=0.4"."""
     axis, _, power = name.partition("=")
     try:
-        if axis in ("batch", "tokens") and math.isfinite(own := float(power)):
-            return Rule(RATE, *((own, 0.0) if axis == "batch" else (0.0, own)), 0, "", "", "an exponent of your own")
+        if axis in ("batch", "tokens") and abs(own := float(power)) < 10:
+            return Rule(RATE, "", "", "an exponent of your own", **{axis: own})
         return RULES[name]
     except (KeyError, ValueError):
         known = ", ".join(RULES)
-        raise UsageError(f"rule {name!r}: choose from none, {known}, batch=POWER and tokens=POWER") from None
+        raise UsageError(f"rule {name!r}: choose from none, {known}, batch=POWER and tokens=POWER, below 10") from None
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,7 @@ class TrainingChange:
     Attributes
     ----------
     batch, tokens, weights
-        At the base and now; the number of weights is for the rule `power-lines`.
+        At the base and now; the number of weights matters to the rule `power-lines` alone.
     rules
         Names of `RULES`, at most one a number and size; or exponents of the learning rate that a preflight measured,
         "batch=0.4" or "tokens=-0.3".
@@ -103,13 +94,15 @@ class TrainingChange:
             if (value or name != "weights") and not (len(value) == 2 and all(0 < each < math.inf for each in value)):
                 raise UsageError(f"{name}={value!r}: give the number at the base and the one now, both positive")
         seen: dict[tuple[str, str], str] = {}
+        if len(set(self.rules)) < len(self.rules):
+            raise UsageError(f"rules {' '.join(self.rules)}: give each once")
         for name, rule in self._rules():
             if rule.optimizer not in ("", self.optimizer):
                 raise UsageError(f"rule {name}: it is for {rule.optimizer}, not for {self.optimizer}; give batch=POWER")
             if rule.weights and not self.weights:
                 raise UsageError(f"rule {name}: give weights, their number at the base and now")
             for axis in ("batch", "tokens"):
-                changes = getattr(rule, axis) or name == "steplaw"  # which was found at batch sizes of its own
+                changes = getattr(rule, axis) or rule.batch_of_tokens  # found at batch sizes of its own
                 if changes and (other := seen.setdefault((rule.changes, axis), name)) != name:
                     raise UsageError(f"rules {other} and {name} both change the {rule.changes} with {axis}: give one")
         if min(self.betas((0.9,))) < 0:
@@ -137,7 +130,7 @@ class TrainingChange:
         return [1 - (1 - beta) * (self._ratio("batch") if "sqrt" in self.rules else 1) for beta in betas]
 
     def at(self, base: BaseHyperparameters) -> BaseHyperparameters:
-        """Return the hyperparameters of the base, stds included, at the batch size and the number of tokens of now."""
+        """Return the hyperparameters of the base, stds included, at the new batch size and number of tokens."""
         rate, share = self.factor(RATE) or 1.0, self.factor(SHARE)
         return replace(
             base,
@@ -157,9 +150,9 @@ class TrainingChange:
             if name == "sqrt":
                 betas = ", ".join(f"{beta:.4g}" for beta in self.betas((0.9, 0.95)))
                 said.append(f"rule sqrt: epsilon × {self._ratio('batch') ** -0.5:.4g}; betas 0.9, 0.95 become {betas}")
-            off = self._ratio("batch") / self._ratio("tokens") ** 0.571
-            if name == "steplaw" and not 0.9 < off < 1.1:
-                said.append(f"rule steplaw: its batch size is {1 / off:.3g} times yours, and its rate belongs to that")
+            off = self._ratio("batch") / self._ratio("tokens") ** rule.batch_of_tokens
+            if rule.batch_of_tokens and not 0.9 < off < 1.1:
+                said.append(f"rule {name}: its batch size is {1 / off:.3g} times yours, and its rate belongs to that")
         if self.factor(SHARE) is None:
             said.append("rule none: weight decay unchanged by batch and tokens, an assumption")
         unruled = {axis for axis in ("batch", "tokens") if self._ratio(axis) != 1}

@@ -36,7 +36,7 @@ class RateExponent(TransferCheck):
         fit = self.drift.fit
         found = f"{self.axis}^{fit.exponent:.2f} [{fit.interval.low:.2f}, {fit.interval.high:.2f}]"
         size = "tokens" if self.axis == "steps" else "batch"
-        ruled = {n: getattr(r, size) for n, r in RULES.items() if r.changes == RATE and n != "steplaw"}
+        ruled = {n: getattr(r, size) for n, r in RULES.items() if r.changes == RATE and not r.batch_of_tokens}
         powers = {"none": 0.0} | {name: power for name, power in ruled.items() if power}
         inside = [f"{name} ({power:g})" for name, power in powers.items() if fit.interval.contains(power)]
         bent = "; not one power over these sizes" if fit.p_fit is not None and fit.p_fit < 0.01 else ""

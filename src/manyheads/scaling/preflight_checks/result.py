@@ -176,7 +176,7 @@ class Preflight(Shown):
 
     def _headline(self) -> str:
         if not self.growths:
-            return f"{len(self.transfers)} exponents of the best learning rate measured"
+            return f"exponents of the best learning rate: {len(self.transfers)} measured"
         if not self.judged:
             changed = f"{len(self.broken)} of {len(self.growths)} updates change with the size"
             number = len(self.faults())

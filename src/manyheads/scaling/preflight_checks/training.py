@@ -72,7 +72,7 @@ class Training:
         return self._kept[step % len(self._kept)]
 
     def repeats(self, steps: int) -> bool:
-        """Whether so many steps, which were taken, met a batch twice."""
+        """Tell whether training for this many steps, which has ended, used a batch twice."""
         return len(self._kept) < steps
 
 
