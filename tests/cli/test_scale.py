@@ -799,7 +799,8 @@ def test_batch_and_tokens_change_the_numbers_by_rules_that_are_named(call):
     _, out, _ = call(*CHANGED, "--batch", 256, 1024, "--rules", "sqrt", "--snippet", "torch")
     assert "# rule sqrt: epsilon × 0.5; betas" in out
     compile(out, "snippet", "exec")
-    assert "--rules without --batch" in call(*CHANGED, "--rules", "sqrt")[2]
+    for alone in (("--rules", "sqrt"), ("--weights", 1e8, 1e9)):
+        assert "give --batch or --tokens" in call(*CHANGED, *alone)[2]
     assert "rule sqrt: it is for adam" in call(*CHANGED, "--optimizer", "sgd", "--batch", 1, 2, "--rules", "sqrt")[2]
 
 

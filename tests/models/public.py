@@ -1,8 +1,8 @@
 """Public configurations: what matters of their `config.json`, and the parameters that their authors publish.
 
-A figure is that of the model card or of the tensors on it. `differs` explains every figure that is not equal: of
-"published" parameters, of the "forward" and "training" pass as traced, and of the "cache" that transformers keeps.
-`FAMILY_DIFFERS` does so for whole families.
+The figures were written down from memory, not copied from model cards. `differs` explains every figure that is not
+equal: of "published" parameters, of the "forward" and "training" pass as traced, and of the "cache" that transformers
+keeps. `FAMILY_DIFFERS` does so for whole families.
 """
 
 from collections.abc import Mapping

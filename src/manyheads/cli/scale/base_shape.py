@@ -74,7 +74,7 @@ class TunedTheory(Theory):
         from manyheads.scaling.parametrization.training_rules import TrainingChange
 
         if (self.rules or self.weights) and not (self.batch or self.tokens):
-            raise UsageError("--rules without --batch and --tokens: give the sizes at the base and now")
+            raise UsageError("--rules and --weights: give --batch or --tokens, at the base and now, as well")
         sizes = {name: each for name in ("batch", "tokens", "weights") if (each := getattr(self, name))}
         return TrainingChange(rules=self.rules or (), optimizer=self.optimizer, **sizes)
 

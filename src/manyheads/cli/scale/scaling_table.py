@@ -63,6 +63,7 @@ class Scale(TunedTheory):
         """Print the table, its JSON, or a program; return the exit status."""
         from manyheads.models.parts import UNDERIVED
         from manyheads.scaling import BaseHyperparameters
+        from manyheads.scaling.parametrization.table import TRAINED_AS
         from manyheads.scaling.parametrization.targets import refuse_depth
 
         if len(asked := [f"--{name}" for name in ("snippet", "explain", "json") if getattr(self, name)]) > 1:
@@ -103,7 +104,8 @@ class Scale(TunedTheory):
         table = parametrization.table(shape)
         remarks = _compare(base_notes, notes, parametrization, shape) + _describe_own_rates(table, hyperparameters)
         remarks += [TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else []
-        remarks = list(dict.fromkeys([*remarks, *table.outside[2 if origins else 0 :]]))
+        outside = [each for each in table.outside if not origins or each not in TRAINED_AS]
+        remarks = list(dict.fromkeys([*remarks, *outside]))
         if self.json:
             shown = as_json(table, hyperparameters, remarks, self.richness)
             print(json.dumps(shown | ({"origins": origins} if origins else {}), indent=1))

@@ -105,4 +105,4 @@ DERIVED = (
     decoder("youtu", _LATENT_DENSE | keys(width=2048, heads=16, mlp_hidden=6144, vocabulary=128256, tied=True),
         experts._LATENT, plain_start=False),
 )  # fmt: skip
-"""Families without names of their own here."""
+"""Families that no other module imports by a name."""

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from manyheads.scaling.parametrization.hyperparameters import MuonHyperparameters
 
 COLUMNS = ("initial", "multiplier", "learning_rate", "epsilon", "weight_decay")
-OUTSIDE = (
+TRAINED_AS = (
     "batch size: the theory keeps it; a rate tuned at one batch size says nothing about another",
     "training horizon: the theory keeps the number of steps; a longer run may want another rate",
-    "coupled L2 weight decay (inside the gradient), momentum and Adam's betas: taken over unchanged",
 )
-"""Settings that no table here scales, named in each of them."""
+OUTSIDE = (*TRAINED_AS, "coupled L2 weight decay (inside the gradient), momentum, Adam's betas: the same at all sizes")
+"""Settings that no table here scales, named in each of them; `TRAINED_AS` are those that rules of training change."""
 
 
 @dataclass(frozen=True)
