@@ -63,7 +63,7 @@ def shape_of(raw: Mapping[str, Any], path: Path) -> ModelShape:
     try:
         values = _family_fields(read_config(raw, path)) if "model_type" in raw else _own_fields(raw, path)
         return ModelShape(**values)
-    except (UsageError, TypeError) as error:
+    except (UsageError, TypeError, RecursionError) as error:
         raise ConfigInvalid(path, str(error), "give sizes that a model can have") from error
 
 

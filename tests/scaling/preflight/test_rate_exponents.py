@@ -104,8 +104,34 @@ def test_a_preflight_measures_both_on_a_training_of_torch():
     assert "learning rate along batch: measured: it goes as batch^" in str(found)
     assert found.plot().axes
     repr(found)
+    assert not any("repeated" in note for note in found.notes)
     few = preflight(torch_make, BASE, axes={"batch": (1, 8)}, seeds=range(2), train=32)
     assert any("batches are repeated" in note for note in few.notes)
+
+
+@pytest.mark.torch
+def test_the_announced_number_of_trainings_and_notes_of_diverged_ones():
+    import torch
+
+    from manyheads.scaling import BaseHyperparameters
+
+    def sized(shape, seed, steps=None):
+        inputs = torch.randn(32, 16, 4 * shape.heads)
+        batches = [(each, each.sum(-1, keepdim=True)) for each in inputs]
+        model = torch.nn.Linear(4 * shape.heads, 1, bias=False)
+        return model, torch.optim.SGD(model.parameters(), 0.05), batches, lambda m, b: (m(b[0]) - b[1]).square().mean()
+
+    def diverged(shape, seed, steps=None):
+        *made, loss = torch_make(shape, seed)
+        return *made, lambda model, batch: loss(model, batch) * float("inf")
+
+    said, options = [], {"seeds": range(2), "train": 8}
+    preflight(sized, BASE, axes={"heads": (2, 4), "batch": (1, 2)}, announce=said.append, **options)
+    assert "for 32 trainings at 2 shapes" in said[0]  # of two seeds: two updates, and 7 rates at two batch sizes
+    found = preflight(diverged, BASE, axes={"batch": (1, 2)}, hyperparameters=BaseHyperparameters(0.05), **options)
+    assert [note.partition(",")[0] for note in found.notes] == [
+        "settings: not audited without an axis of the model", "learning rate along batch: not decided",
+    ]  # fmt: skip
 
 
 @pytest.mark.torch
@@ -166,6 +192,7 @@ def test_a_schedule_has_to_know_the_number_of_steps():
     ("given", "said"),
     [
         ({"axes": {"batch": (1,)}}, "batch"),
+        ({"axes": {"batch": (1, 1.5)}}, "batch=1.5: expected an integer"),
         ({"axes": {"steps": (4, 8)}}, "steps"),
         ({"axes": ("tokens",)}, "choose one of key_dim, heads, depth, stream, batch, steps"),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.errors import UsageError, check_rising
+from manyheads.errors import UsageError, check_integer, check_rising
 from manyheads.scaling.axes import (
     AXES,
     TRAINING_AXES,
@@ -93,7 +93,7 @@ def preflight(
     given: Mapping[Any, Sequence[int]] = (
         axes if isinstance(axes, Mapping) else {axis: _grown(axis, base, train) for axis in axes}
     )
-    beside = {axis: sorted(given[axis]) for axis in TRAINING_AXES if axis in given}
+    beside = {axis: sorted(check_integer(axis, n) for n in given[axis]) for axis in TRAINING_AXES if axis in given}
     along = {axis: shapes_along(axis, base, sorted(sizes)) for axis, sizes in given.items() if axis not in beside}
     for each in along.values():
         find_axis(each)
@@ -104,10 +104,12 @@ def preflight(
     run = Runs(make, list(seeds), steps)
     shapes = list(dict.fromkeys([base, *(shape for each in along.values() for shape in each)]))
     grid = rate_factors if len(rate_factors) or not beside else np.geomspace(1 / 8, 8, 7).tolist()
-    run.estimate(shapes, along, len(grid), train, limit, announce, beside)
+    run.estimate(shapes, along, (len(rate_factors), len(grid)), train, limit, announce, beside)
     judge = Judge(None if run.unknown_roles or not along else parametrization, hyperparameters, run)
     if parametrization is not None and run.unknown_roles and along:
         run.notes.append(f"not judged: {run.unknown_roles}")
+    if hyperparameters is not None and not along:
+        run.notes.append("settings: not audited without an axis of the model")
     if judge.p is not None:
         judge.read_all(shapes, along)  # before training: what cannot be read is refused early
     rows = {shape: [run.measure(shape, seed) for seed in seeds] for shape in (shapes if along else ())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random
 import time
 import weakref
@@ -72,13 +73,16 @@ class Runs:
         self,
         shapes: list[Shape],
         along: Mapping[Axis, Sequence[Shape]],
-        rates: int,
+        rates: tuple[int, int],
         train: int,
         limit: float,
         announce: Callable[[str], None],
         beside: Mapping[TrainingAxis, Sequence[int]],
     ) -> None:
-        """Time one step at every shape, smallest first, and refuse what takes longer than the limit."""
+        """Time one step at every shape, smallest first, and refuse what takes longer than the limit.
+
+        `rates` is the number of learning rates of a search along the axes of the model, and of one beside them.
+        """
         total = 0.0
         searches = sum(map(len, beside.values()))
         batches = sum(sum(n) if axis == "steps" else train * max(n) * len(n) for axis, n in beside.items())
@@ -102,16 +106,16 @@ class Runs:
             self._count(5)
             runs = len(self.seeds)
             total += runs * (built + (self.steps + 2) * step)
-            total += runs * rates * on_axes.count(shape) * (built + train * step)
+            total += runs * rates[0] * on_axes.count(shape) * (built + train * step)
             if shape == shapes[0]:
-                total += runs * rates * (built * searches + batches * step)
+                total += runs * rates[1] * (built * searches + batches * step)
             if total > limit:
                 raise UsageError(
                     f"a preflight up to (N, H, L) = ({shape.key_dim}, {shape.heads}, {shape.depth}) takes about "
                     f"{total:.0f} CPU s, and limit={limit:g}: fewer steps, seeds or rates, "
                     "smaller sizes or batches, or a higher limit"
                 )
-        runs = len(self.seeds) * (len(shapes) + rates * (len(on_axes) + searches))
+        runs = len(self.seeds) * (len(shapes) + rates[0] * len(on_axes) + rates[1] * searches)
         announce(f"about {total:.0f} CPU s for {runs} trainings at {len(shapes)} shapes")
         for axis, each in along.items():
             if len(counts := {self.sizes[shape] for shape in each}) < 2:
@@ -151,7 +155,7 @@ class Runs:
                 trainer = self.build(base, seed, steps)
                 found = trainer.losses(steps, factor, parts)
             self._count(steps * parts)
-            if trainer.training.repeats(steps * parts):
+            if math.isfinite(found[-1]) and trainer.training.repeats(steps * parts):
                 self.notes.append(f"{axis}: batches are repeated, as there are fewer than a training takes; give more")
             return found
 
