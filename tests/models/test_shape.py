@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields, replace
+from functools import reduce
 
 import pytest
 from hypothesis import given
@@ -203,6 +204,7 @@ def test_windows_are_those_of_the_layers_of_transformers(family, changes):
         assert sum(kind.layers for kind in shape.blocks if kind.positions == "none") == 6 - sum(config.no_rope_layers)
 
 
+OWN = {"layers": 1, "width": 8, "heads": 2}
 REFUSED = [
     ({"model_type": "mamba"}, "'mamba'"),
     ({"model_type": ["gpt2"]}, "none of gpt2"),
@@ -228,6 +230,7 @@ REFUSED = [
     ({"model_type": "vit", "architectures": "ViTForImageClassification"}, "list of class names"),
     ({"model_type": "vit", "architectures": [3]}, "list of class names"),
     ({"model_type": "vit", "patch_size": 0}, "patch_size"),
+    (reduce(lambda inner, _: {**OWN, "kinds": [inner]}, range(2000), OWN), "recursion"),
     ({"layers": 3, "width": 8}, "heads is missing"),
     ({"layers": 3, "width": 8, "heads": 2, "depth": 4}, "depth"),
     ({"layers": 3, "width": 8, "heads": None}, "heads=None"),

@@ -73,16 +73,13 @@ class Runs:
         self,
         shapes: list[Shape],
         along: Mapping[Axis, Sequence[Shape]],
-        rates: tuple[int, int],
+        rates: tuple[int, int],  # of a search along the axes of the model, and of one beside them
         train: int,
         limit: float,
         announce: Callable[[str], None],
         beside: Mapping[TrainingAxis, Sequence[int]],
     ) -> None:
-        """Time one step at every shape, smallest first, and refuse what takes longer than the limit.
-
-        `rates` is the number of learning rates of a search along the axes of the model, and of one beside them.
-        """
+        """Time one step at every shape, smallest first, and refuse what takes longer than the limit."""
         total = 0.0
         searches = sum(map(len, beside.values()))
         batches = sum(sum(n) if axis == "steps" else train * max(n) * len(n) for axis, n in beside.items())
