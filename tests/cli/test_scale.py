@@ -765,7 +765,10 @@ def test_a_preflight_measures_the_best_rate_over_batch_sizes(call, folder):
     assert out.startswith("exponents of the best learning rate: 1 measured")
     assert "learning rate along batch: measured: it goes as batch^" in out
     assert (folder / "found" / "preflight.svg").exists()
-    assert "not decided" in call(*asked, "--seeds", 2, "--rate-factors", 0.001, 0.002, 3)[1]
+    status, out, _ = call(*asked, "--seeds", 2, "--rate-factors", 0.001, 0.002, 3, "--out", "undecided")
+    assert status == 0
+    assert "not decided" in out
+    assert [path.name for path in (folder / "undecided").iterdir()] == ["preflight.json"]
 
 
 CHANGED = ("--base", "64,4,4", "--to", "64,12,12", "--learning-rate", 3e-3, "--weight-decay", 0.1)

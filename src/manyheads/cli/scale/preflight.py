@@ -37,8 +37,8 @@ class Preflight(TunedBase):
     seeds: int = 4  # Trainings of each shape.
     seed: int = 0  # First seed.
     transfer: Switch = False  # Search the best learning rate at each size as well.
-    rate_factors: Grid = None  # Grid for --transfer, factors of your own learning rates; 0.125 8 7 if absent.
-    train: int = 32  # Steps of a training for --transfer.
+    rate_factors: Grid = None  # Grid of the search, factors of your own learning rates; 0.125 8 7 if absent.
+    train: int = 32  # Steps of a training of the search; along batch and steps, of the shortest.
     limit: float = 1800.0  # CPU seconds that the estimate may reach; beyond, nothing is trained.
     out: OptionalPath = None  # Folder for the picture (SVG) and the figures (preflight.json).
     json: Switch = False  # Print JSON instead of sentences.
@@ -60,8 +60,8 @@ class Preflight(TunedBase):
         axes = self.axes or ("key_dim", "heads", "depth")
         if self.sizes and len(axes) != 1:
             raise UsageError(f"--sizes with {len(axes)} axes: give one with --axes")
-        if self.rate_factors and not (self.transfer or {"batch", "steps"} & set(axes)):
-            raise UsageError("--rate-factors is for --transfer: add it")
+        if self.rate_factors and not (self.transfer or set(axes) <= {"batch", "steps"}):
+            raise UsageError("--rate-factors is for --transfer, or for batch and steps alone: add it")
         low, high, count = self.rate_factors or (0.125, 8.0, 7)
         if not 0 < low < high < np.inf or count < 3:
             given = f"--rate-factors {low:g} {high:g} {count}"
@@ -89,7 +89,8 @@ class Preflight(TunedBase):
         print(figures if self.json else found)
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
-            found.plot().savefig(self.out / "preflight.svg")
             write_text(self.out / "preflight.json", figures + "\n")
+            if found.growths or found.transfers:  # else no search was decided
+                found.plot().savefig(self.out / "preflight.svg")
             announce(f"picture and figures in {self.out}", True)
         return 1 if self.strict and not found.passed else 0
