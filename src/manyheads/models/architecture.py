@@ -5,7 +5,6 @@ Nothing is guessed: a name that is not explained is refused.
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import UsageError
+from manyheads.models.checkpoints.files import parse_json
 from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.modules import Role
 from manyheads.models.names import NamedParts, join_layers, match_families, propose_roles
@@ -168,12 +168,12 @@ def read_roles(path: str | PathLike[str]) -> dict[str, str]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         if text.lstrip().startswith("{"):
-            found = json.loads(text)
+            found = parse_json(text.encode(), Path(path))
         else:
             text = re.sub(r"(?m)^(roles = \{|\})\s*$", "", text)
             found = tomllib.loads(re.sub(r'": ("[^"\n]*"),', r'" = \1', text))
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
+        said = getattr(error, "strerror", None) or getattr(error, "found", error)
         raise UsageError(f'roles {path}: {said}; expected lines such as "*.wq.weight" = "query"') from error
     return found.get("roles", found)
 

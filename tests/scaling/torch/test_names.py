@@ -483,6 +483,8 @@ def test_the_first_pattern_of_a_file_wins_and_the_last_may_catch_all(tmp_path):
         '"*.wq" = "wq"': r"'\*\.wq' is given the role 'wq': choose from",
         '"*.wq" = query': r"line 1.*expected lines such as",
         '"a" = "query"\n\n"a" = "key"': "Cannot overwrite a value",
+        '{"a": "query", "a": "key"}': "the key 'a' stands twice in one object; expected lines such as",
+        '{"a":' * 5000: "JSON nested too deeply",
     }.items():
         path.write_text(line)
         with pytest.raises(UsageError, match=words):
