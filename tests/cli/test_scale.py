@@ -681,6 +681,8 @@ def test_roles_come_from_a_builder_in_the_place_of_a_map(call, folder):
         {"branch": 0.5, "logit": 0.5, "output": 0.5, "embedding": 2**0.5}
     )
     assert "mlp_out" in call(*base, "--to", "16,4,4", "--model", "own_builder:build")[1]
+    out = call(*base, "--to", "16,4,4", "--model", "own_builder:build", "--batch", 1, 4)[1]
+    assert "note: rule none: learning rate unchanged by batch, an assumption" in out
     asked = ("audit", "own_builder:made", *base, "--model", "own_builder:build", "--learning-rate", 0.003, "--strict")
     status, out, _ = call(*asked)
     assert status == 1

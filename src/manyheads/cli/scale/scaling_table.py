@@ -94,6 +94,7 @@ class Scale(TunedTheory):
             from manyheads.cli.scale.roles import print_parameters
 
             print_parameters(self.model, parametrization, shape, hyperparameters, self.json)
+            print(wrap_output("".join(f"note: {each}\n" for each in origins if not self.json)), end="")
             return 0
         if self.snippet:
             if self.learning_rate is None:
