@@ -309,26 +309,16 @@ def _kernel(  # type: ignore[no-untyped-def]
     if HAS_MASK:
         right = low
         left = low
-    if WINDOW:
-        for start in range(low, left, BLOCK_N):
-            acc, m, z, t, c, w = _step(
-                start, acc, m, z, t, c, w, q, K, V, MASK, BIAS, sk_n, sv_n, mask_row, sm_m, bias_row, sb_m, rows, last,
-                keys, offset, window, unit, softcap, D, DV, BLOCK_N, BLOCK_D, BLOCK_V, True, CAUSAL, WINDOW, HAS_MASK,
-                HAS_BIAS, SOFTCAP, HAS_V, MEAN, COLLISION, COLUMN, LATE, LAZY, PRECISION,
-            )  # fmt: skip
-    if not HAS_MASK:
-        for start in range(left, right, BLOCK_N):
-            acc, m, z, t, c, w = _step(
-                start, acc, m, z, t, c, w, q, K, V, MASK, BIAS, sk_n, sv_n, mask_row, sm_m, bias_row, sb_m, rows, last,
-                keys, offset, window, unit, softcap, D, DV, BLOCK_N, BLOCK_D, BLOCK_V, False, CAUSAL, WINDOW, HAS_MASK,
-                HAS_BIAS, SOFTCAP, HAS_V, MEAN, COLLISION, COLUMN, LATE, LAZY, PRECISION,
-            )  # fmt: skip
-    for start in range(right, high, BLOCK_N):
-        acc, m, z, t, c, w = _step(
-            start, acc, m, z, t, c, w, q, K, V, MASK, BIAS, sk_n, sv_n, mask_row, sm_m, bias_row, sb_m, rows, last,
-            keys, offset, window, unit, softcap, D, DV, BLOCK_N, BLOCK_D, BLOCK_V, True, CAUSAL, WINDOW, HAS_MASK,
-            HAS_BIAS, SOFTCAP, HAS_V, MEAN, COLLISION, COLUMN, LATE, LAZY, PRECISION,
-        )  # fmt: skip
+    for part in tl.static_range(3):
+        if (WINDOW or part > 0) and not (HAS_MASK and part == 1):
+            begin = low if part == 0 else left if part == 1 else right
+            end = left if part == 0 else right if part == 1 else high
+            for start in range(begin, end, BLOCK_N):
+                acc, m, z, t, c, w = _step(
+                    start, acc, m, z, t, c, w, q, K, V, MASK, BIAS, sk_n, sv_n, mask_row, sm_m, bias_row, sb_m, rows,
+                    last, keys, offset, window, unit, softcap, D, DV, BLOCK_N, BLOCK_D, BLOCK_V, part != 1, CAUSAL,
+                    WINDOW, HAS_MASK, HAS_BIAS, SOFTCAP, HAS_V, MEAN, COLLISION, COLUMN, LATE, LAZY, PRECISION,
+                )  # fmt: skip
     total = z
     mean = t
     if LAZY:
