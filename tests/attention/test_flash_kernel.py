@@ -21,6 +21,22 @@ def run_benchmark(folder, *options):
     return json.loads(out.read_text())
 
 
+def run_interpreted(code):
+    """Run code after the imports of a process with Triton's interpreter; return the words that it prints."""
+    start = """
+import sys; sys.path[:0] = sys.argv[1:]
+import torch
+from benchmarks.gpu import interpret_triton
+interpret_triton()
+from manyheads.attention import flash_kernel
+"""
+    command = [sys.executable, "-c", start + code, str(ROOT), str(ROOT / "src")]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return ran.stdout.split()
+
+
 def check_correctness(found):
     assert found["failures"] == []
     assert found["right"]
@@ -41,11 +57,6 @@ def test_errors_keep_the_bound_under_the_interpreter(tmp_path, seed):
 def test_a_kernel_that_breaks_its_bound_does_not_serve():
     """A wrong maximum of one part in a thousand, as of a kernel that skips rescales, is found before it is used."""
     code = """
-import sys; sys.path[:0] = sys.argv[1:]
-import torch
-from benchmarks.gpu import interpret_triton
-interpret_triton()
-from manyheads.attention import flash_kernel
 query = torch.randn(1, 2, 3, 16)
 right, attend = flash_kernel.serves(query), flash_kernel.attend
 flash_kernel._keeps_bound.cache_clear()
@@ -55,10 +66,29 @@ def wrong(*arguments, **options):
 flash_kernel.attend = wrong
 print(right, flash_kernel.serves(query))
 """
-    command = [sys.executable, "-c", code, str(ROOT), str(ROOT / "src")]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert ran.stdout.split() == ["True", "False"], ran.stderr[-2000:]
+    assert run_interpreted(code) == ["True", "False"]
+
+
+@pytest.mark.torch
+@needs_triton
+def test_nan_logits_give_nan_in_every_statistic():
+    """A NaN query spoils its row, a NaN key the rows that see it, and neither counts as a row without keys."""
+    code = """
+names, finite = flash_kernel.STATISTICS, torch.randn(1, 1, 40, 16)
+for lazy in (False, True):
+    cut = flash_kernel.Tiles(16, 16, 4, 1, lazy=lazy)
+    for asked in (names, ("logsumexp",)):
+        for spoilt in (slice(20, 21), slice(None)):
+            bad = finite.clone()
+            bad[:, :, spoilt] = torch.nan
+            for query, key, rows in ((bad, finite, spoilt), (finite, bad, slice(spoilt.start, None))):
+                out, found = flash_kernel.attend(query, key, finite, asked, scale=0.25, causal=True, cut=cut)
+                expected = torch.zeros(40, dtype=torch.bool)
+                expected[rows] = True
+                found = [each[0, 0].isnan() for each in found.values()] + [out[0, :, 0].isnan().any(-1)]
+                print(all(torch.equal(each, expected) for each in found))
+"""
+    assert run_interpreted(code) == ["True"] * 16
 
 
 @pytest.mark.torch

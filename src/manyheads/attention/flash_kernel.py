@@ -219,7 +219,7 @@ def _step(  # type: ignore[no-untyped-def]
         delta = tl.where(m == -float("inf"), 0.0, m - base)
         x = s * factor - base[:, None]
         if MEAN:
-            x = tl.maximum(x, -1e4)  # -inf times 0 otherwise
+            x = tl.where(x == -float("inf"), -1e4, x)  # -inf times 0 otherwise; NaN stays
     else:
         delta = tl.where(m == -float("inf"), 0.0, m - top) if MEAN else m - top
         x = s * factor - top[:, None]
@@ -324,7 +324,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     if LAZY:
         total = tl.sum(z, 1)
         mean = tl.sum(t, 1)
-    empty = m == -float("inf")
+    empty = (m == -float("inf")) & (total == 0.0)  # maxima pass by NaN, sums do not
     safe = tl.where(empty, 1.0, total)
     base = tl.where(empty, 0.0, m)
     plane = tl.cast(plane, tl.int64)
@@ -332,7 +332,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     here = rows < last
     if SUMS:
         tl.store(out + plane, tl.where(empty, m, (base + tl.log2(safe)) * 0.6931471805599453), mask=here)
-        tl.store(out + 3 * plane, m * 0.6931471805599453, mask=here)
+        tl.store(out + 3 * plane, tl.where(total == total, m, total) * 0.6931471805599453, mask=here)
     if MEAN:
         tl.store(out, (tl.log2(safe) - mean / safe) * 0.6931471805599453, mask=here)
         tl.store(out + 2 * plane, (base + mean / safe) * 0.6931471805599453, mask=here)
