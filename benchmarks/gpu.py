@@ -1,6 +1,6 @@
 """Kernel, recorders and entropies on one GPU: correctness first, then times against the same work without them.
 
-    python benchmarks/gpu.py --out gpu.json                     # a GPU, some five minutes
+    python benchmarks/gpu.py --out gpu.json                     # a GPU, within --budget
     python benchmarks/gpu.py --section proof --text FOLDER      # learning rates of a GPT from a quarter of its heads
     python benchmarks/gpu.py --device cpu --tiny --out dry.json # every line of it on a CPU, by Triton's interpreter
 

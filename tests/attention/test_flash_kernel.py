@@ -92,6 +92,36 @@ for lazy in (False, True):
 
 
 @pytest.mark.torch
+@needs_triton
+@pytest.mark.parametrize("width", [64, 576])
+def test_the_kernel_compiles_for_a_gpu_without_one(width):
+    """An H100 has 227 KiB of shared memory for a block; compiled is not run."""
+    code = """
+import sys; sys.path.insert(0, sys.argv[1])
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from manyheads.attention.flash_kernel import _kernel, _power, tiles
+width = int(sys.argv[2])
+cut, power = tiles(width, False), _power(width)
+fixed = dict(D=width, DV=width, BLOCK_M=cut.rows, BLOCK_N=cut.keys, BLOCK_D=power, BLOCK_V=power, PRECISION="ieee")
+on = ("CAUSAL", "HAS_V", "MEAN", "SUMS", "COLLISION", "WINDOW", "FIRST_MASS")
+pointers = dict.fromkeys(("Q", "K", "V", "OUT"), "*bf16") | dict.fromkeys(("STATS", "SINK", "BIAS"), "*fp32")
+types = pointers | {"MASK": "*u8", "FIRST": "*i64", "unit": "fp32", "softcap": "fp32"}
+fixed |= {name: name in on for name in _kernel.arg_names if name.isupper() and name not in types | fixed}
+types = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in _kernel.arg_names}
+source = ASTSource(fn=_kernel, signature=types, constexprs=fixed)
+options = {"num_warps": cut.warps, "num_stages": cut.stages}
+print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", code, str(ROOT / "src"), str(width)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert 0 < int(ran.stdout) <= 227 * 1024
+
+
+@pytest.mark.torch
 @pytest.mark.slow
 @needs_triton
 def test_every_part_of_the_benchmark_runs(tmp_path):

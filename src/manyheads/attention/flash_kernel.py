@@ -9,7 +9,8 @@ growing maximum m, :math:`\delta = m_{old} - m_{new} \le 0`, by
     \mathrm{lse} = m + \log_2 z, \quad E_p[s] = m + t / z, \quad H = \log_2 z - t / z, \quad \sum_j p_j^2 = c / z^2.
 
 Every term of t is non-positive: nothing cancels. Flags drop what is not asked for, and then the kernel is plain flash
-attention. Errors stay within `BOUND` eps max(1, scale |q| |k|), eps that of float32, |q| and |k| the largest norms.
+attention. It has run under Triton's interpreter on a CPU only: errors there stay within `BOUND` eps max(1, scale
+|q| |k|), eps that of float32, |q| and |k| the largest norms. `serves` checks a small head on every device.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def tiles(width: int, wide: bool) -> Tiles:
     if wide:
         return Tiles(16, 16, 4, 1) if width > 128 else Tiles(32, 32, 8, 1)
     if width > 128:
-        return Tiles(64, 64, 4, 2)
+        return Tiles(64, 64, 4, 2) if width <= 256 else Tiles(16, 16, 4, 1)  # shared memory: 227 KiB at most
     return Tiles(128, 64, 8, 3)
 
 
