@@ -79,8 +79,8 @@ def attention_entropy(
     The error against double precision is at most 4 eps max(1, max |s|), eps being that of the dtype computed in, as
     long as H < 8. Beyond, in nearly uniform rows of more than 2980 keys, rounding the exact entropy to float32 alone
     may cost 4 eps (for H < 16), and the error is at most 8 eps. Tensors on a GPU
-    without gradients and with no mask but `causal` take one pass of a kernel; the error is then at most
-    16 eps max(1, scale |q| |k|).
+    without gradients and with no mask but `causal` take one pass of a kernel, which has run under Triton's interpreter
+    on a CPU only; there its error is at most 16 eps max(1, scale |q| |k|).
 
     Examples
     --------

@@ -9,7 +9,8 @@ growing maximum m, :math:`\delta = m_{old} - m_{new} \le 0`, by
     \mathrm{lse} = m + \log_2 z, \quad E_p[s] = m + t / z, \quad H = \log_2 z - t / z, \quad \sum_j p_j^2 = c / z^2.
 
 Every term of t is non-positive: nothing cancels. Flags drop what is not asked for, and then the kernel is plain flash
-attention. Errors stay within `BOUND` eps max(1, scale |q| |k|), eps that of float32, |q| and |k| the largest norms.
+attention. It has run under Triton's interpreter on a CPU only: errors there stay within `BOUND` eps max(1, scale
+|q| |k|), eps that of float32, |q| and |k| the largest norms. `serves` checks a small head on every device.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def tiles(width: int, wide: bool) -> Tiles:
     if wide:
         return Tiles(16, 16, 4, 1) if width > 128 else Tiles(32, 32, 8, 1)
     if width > 128:
-        return Tiles(64, 64, 4, 2)
+        return Tiles(64, 64, 4, 2) if width <= 256 else Tiles(16, 16, 4, 1)  # shared memory: 227 KiB at most
     return Tiles(128, 64, 8, 3)
 
 
@@ -219,7 +220,7 @@ def _step(  # type: ignore[no-untyped-def]
         delta = tl.where(m == -float("inf"), 0.0, m - base)
         x = s * factor - base[:, None]
         if MEAN:
-            x = tl.maximum(x, -1e4)  # -inf times 0 otherwise
+            x = tl.where(x == -float("inf"), -1e4, x)  # -inf times 0 otherwise; NaN stays
     else:
         delta = tl.where(m == -float("inf"), 0.0, m - top) if MEAN else m - top
         x = s * factor - top[:, None]
@@ -309,32 +310,22 @@ def _kernel(  # type: ignore[no-untyped-def]
     if HAS_MASK:
         right = low
         left = low
-    if WINDOW:
-        for start in range(low, left, BLOCK_N):
-            acc, m, z, t, c, w = _step(
-                start, acc, m, z, t, c, w, q, K, V, MASK, BIAS, sk_n, sv_n, mask_row, sm_m, bias_row, sb_m, rows, last,
-                keys, offset, window, unit, softcap, D, DV, BLOCK_N, BLOCK_D, BLOCK_V, True, CAUSAL, WINDOW, HAS_MASK,
-                HAS_BIAS, SOFTCAP, HAS_V, MEAN, COLLISION, COLUMN, LATE, LAZY, PRECISION,
-            )  # fmt: skip
-    if not HAS_MASK:
-        for start in range(left, right, BLOCK_N):
-            acc, m, z, t, c, w = _step(
-                start, acc, m, z, t, c, w, q, K, V, MASK, BIAS, sk_n, sv_n, mask_row, sm_m, bias_row, sb_m, rows, last,
-                keys, offset, window, unit, softcap, D, DV, BLOCK_N, BLOCK_D, BLOCK_V, False, CAUSAL, WINDOW, HAS_MASK,
-                HAS_BIAS, SOFTCAP, HAS_V, MEAN, COLLISION, COLUMN, LATE, LAZY, PRECISION,
-            )  # fmt: skip
-    for start in range(right, high, BLOCK_N):
-        acc, m, z, t, c, w = _step(
-            start, acc, m, z, t, c, w, q, K, V, MASK, BIAS, sk_n, sv_n, mask_row, sm_m, bias_row, sb_m, rows, last,
-            keys, offset, window, unit, softcap, D, DV, BLOCK_N, BLOCK_D, BLOCK_V, True, CAUSAL, WINDOW, HAS_MASK,
-            HAS_BIAS, SOFTCAP, HAS_V, MEAN, COLLISION, COLUMN, LATE, LAZY, PRECISION,
-        )  # fmt: skip
+    for part in tl.static_range(3):
+        if (WINDOW or part > 0) and not (HAS_MASK and part == 1):
+            begin = low if part == 0 else left if part == 1 else right
+            end = left if part == 0 else right if part == 1 else high
+            for start in range(begin, end, BLOCK_N):
+                acc, m, z, t, c, w = _step(
+                    start, acc, m, z, t, c, w, q, K, V, MASK, BIAS, sk_n, sv_n, mask_row, sm_m, bias_row, sb_m, rows,
+                    last, keys, offset, window, unit, softcap, D, DV, BLOCK_N, BLOCK_D, BLOCK_V, part != 1, CAUSAL,
+                    WINDOW, HAS_MASK, HAS_BIAS, SOFTCAP, HAS_V, MEAN, COLLISION, COLUMN, LATE, LAZY, PRECISION,
+                )  # fmt: skip
     total = z
     mean = t
     if LAZY:
         total = tl.sum(z, 1)
         mean = tl.sum(t, 1)
-    empty = m == -float("inf")
+    empty = (m == -float("inf")) & (total == 0.0)  # maxima pass by NaN, sums do not
     safe = tl.where(empty, 1.0, total)
     base = tl.where(empty, 0.0, m)
     plane = tl.cast(plane, tl.int64)
@@ -342,7 +333,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     here = rows < last
     if SUMS:
         tl.store(out + plane, tl.where(empty, m, (base + tl.log2(safe)) * 0.6931471805599453), mask=here)
-        tl.store(out + 3 * plane, m * 0.6931471805599453, mask=here)
+        tl.store(out + 3 * plane, tl.where(total == total, m, total) * 0.6931471805599453, mask=here)
     if MEAN:
         tl.store(out, (tl.log2(safe) - mean / safe) * 0.6931471805599453, mask=here)
         tl.store(out + 2 * plane, (base + mean / safe) * 0.6931471805599453, mask=here)

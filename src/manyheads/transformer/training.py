@@ -55,23 +55,18 @@ def update(
     weights: PyTree,
     state: optax.OptState,
 ) -> tuple[PyTree, optax.OptState, jax.Array]:
-    """Return the update of the step of a number, the optimizer's state after it, and the loss before it."""
+    """Draw the batch of a step, differentiate the loss; return the update, the optimizer's next state and the loss."""
     batch = batches(jax.random.fold_in(key, number))
     value, gradient = jax.value_and_grad(lambda trained: loss(with_weights(model, trained), batch))(weights)
     return *optimizer.update(gradient, state, weights), value
 
 
-def step(
-    model: Model,
-    loss: Loss,
-    batches: Batches,
-    optimizer: optax.GradientTransformation,
-    key: jax.Array,
-    number: jax.Array,
-    state: TrainState,
-) -> TrainState:
-    """Take the step of a number: draw its batch, differentiate the loss, update the weights."""
-    change, inner, value = update(model, loss, batches, optimizer, key, number, state.weights, state.optimizer_state)
+Update = Callable[..., tuple[PyTree, optax.OptState, jax.Array]]  # `update` of a training: (number, weights, state)
+
+
+def step(update: Update, number: jax.Array, state: TrainState) -> TrainState:
+    """Take the step of a number and keep its loss."""
+    change, inner, value = update(number, state.weights, state.optimizer_state)
     losses = state.losses.at[number].set(value.astype(state.losses.dtype))
     return TrainState(optax.apply_updates(state.weights, change), inner, losses)
 
@@ -102,7 +97,8 @@ def fit(
 ) -> tuple[M, jax.Array]:
     """Train as `train` does and return (model, losses (steps,)): traceable, to be mapped over keys, scalings, rates."""
     state = TrainState(model.weights, optimizer.init(model.weights), jnp.zeros(steps))
-    state = jax.lax.fori_loop(0, steps, partial(step, model, loss, batches, optimizer, key), state)
+    change = partial(update, model, loss, batches, optimizer, key)
+    state = jax.lax.fori_loop(0, steps, partial(step, change), state)
     return with_weights(model, state.weights), state.losses
 
 
@@ -165,7 +161,8 @@ def train(
             losses = np.asarray(state.losses)[:done]
             measured.append((done, measure(Snapshot(done, with_weights(model, state.weights), losses))))
 
-    state, run = _begin(optimizer, model.weights, steps), Partial(step, model, loss, batches, optimizer, key)
+    run = Partial(step, Partial(update, model, loss, batches, optimizer, key))
+    state = _begin(optimizer, model.weights, steps)
     look(0, state)
     for done in range(0, steps, every or steps):
         until = min(steps, done + (every or steps))

@@ -23,7 +23,7 @@ from manyheads.scaling.trained.transformers import (
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.training import Batches, TrainState, step
+from manyheads.transformer.training import Batches, TrainState, step, update
 from manyheads.transformer.transformer import Record, Transformer, initialize
 
 SEQUENCES, TOKENS = 4, 4
@@ -83,7 +83,7 @@ def _follow(
     def member(number: jax.Array) -> NetworkRecords:
         start = draw_network(setting.config, factors, jax.random.fold_in(for_models, number))
         tx = optimizer_of(setting, factors, start, learning_rate)
-        advance = partial(step, start, cross_entropy, batches, tx, for_batches)
+        advance = partial(step, partial(update, start, cross_entropy, batches, tx, for_batches))
 
         def stretch(state: TrainState, span: tuple[jax.Array, jax.Array]) -> tuple[TrainState, tuple[jax.Array, ...]]:
             state = jax.lax.fori_loop(span[0], span[1], advance, state)
