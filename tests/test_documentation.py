@@ -175,7 +175,11 @@ def test_every_page_has_a_place_in_the_site():
 
 
 def test_links_and_commands_of_the_pages_exist():
-    pages = [*PAGES, "CONTRIBUTING.md"]
+    pages = [
+        *PAGES,
+        "tests/where_is_it.md",
+        *(f"{name}.md" for name in ("AGENTS", "CHANGELOG", "CONTRIBUTING", "NOTEBOOK")),
+    ]
     for page in pages:
         text = (ROOT / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#:]+)\)", text):

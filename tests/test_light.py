@@ -189,3 +189,11 @@ def test_extras_of_modules():
         assert name_extra(other, "this") is other
     with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name"):
         require("nothing_of_this_name")
+
+
+def test_modules_and_annotations_of_an_absent_extra_can_be_inspected():
+    found = run(
+        "import inspect, typing; from manyheads._extras import jnp; from manyheads.theory.bigram import BigramTask;"
+        "print(inspect.unwrap(jnp) is jnp, typing.get_type_hints(BigramTask, include_extras=True)['transition'])"
+    )
+    assert found.stdout.startswith("True typing.Annotated["), found.stderr

@@ -141,3 +141,33 @@ def test_the_page_of_families_holds_every_type_and_the_five_words(extensions):
     assert words <= set(WORDS)
     assert {word for word in WORDS if f"*{word}*" in text} == set(WORDS)
     assert not any(mark in filled for mark in ("`families`", "`unsupported`", "`public`"))
+
+
+def test_figures_of_a_reason_stand_in_its_result(extensions):
+    import results_page
+
+    number, unknown = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?"), []
+    for row in results_page.results():
+        if row["met"]:
+            continue
+        text = json.dumps([row["measured"], row["required"]])
+        known = [float(each) for each in number.findall(text.replace(" .", " 0."))]
+        ends = [tuple(map(float, pair)) for pair in re.findall(r"\[([-+.\d]+), ([-+.\d]+)\]", text)]
+        known += [(high - low) / 2 for low, high in ends]
+        for figure in number.findall(results_page.reasons()[f"{row['wing']}/{row['figure']}"]):
+            rounding = 0.6 * 10.0 ** -len(figure.partition(".")[2])
+            unknown += [(row["figure"], figure)] * all(abs(abs(each) - abs(float(figure))) > rounding for each in known)
+    assert not unknown
+
+
+def test_the_caption_of_the_front_picture_follows_from_its_data():
+    data = json.loads((ROOT / "docs/gallery/limits-learning-rate-transfer.json").read_text(encoding="utf-8"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    curves = data["panels"][0]["curves"][0][0]
+    sizes = [int(curve["label"].removeprefix("N = ")) for curve in curves]
+    replicates = int(data["command"].split("--replicates ")[1].split()[0])
+    assert f"N = {sizes[0]}, {sizes[1]} (tuned) and {sizes[2]}, {replicates} seeds" in text
+    best = {curve["label"]: curve["y"] for curve in data["panels"][1]["curves"] if curve["role"] == "trained"}
+    assert best["standard"] == sorted(best["standard"], reverse=True)
+    outcomes = {verdict["claim"].partition(" parametrization")[0]: verdict["outcome"] for verdict in data["verdicts"]}
+    assert outcomes["limits (1, 1)"] == outcomes["standard"] == "holds"

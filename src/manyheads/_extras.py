@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import lazy_loader
 
@@ -51,13 +51,15 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # asked by whoever inspects the module that holds it
+            raise AttributeError(attribute)
         return getattr(require(self._name), attribute)
 
 
 if not TYPE_CHECKING:
     jax, jnp, mpl, np, pd, xarray = map(LazyModule, ("jax", "jax.numpy", "matplotlib", "numpy", "pandas", "xarray"))
-    Array = ArrayLike = Bool = Float = Int = Integer = Num = Shaped = Any  # of annotations, which nothing evaluates
-    Axes = Figure = NDArray = Any
+    Array = ArrayLike = Axes = Figure = NDArray = Any
+    Bool = Float = Int = Integer = Num = Shaped = Annotated  # an array and its axes, as of jaxtyping
 
 
 def attach_stub(package: str, filename: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:

@@ -59,6 +59,12 @@ def test_options_that_would_be_ignored_are_refused(measured, option):
         Claim("c", measured, REGION, "a test", **option).verdict()
 
 
+def test_the_scale_of_an_older_version_names_the_logarithm():
+    with pytest.raises(UsageError, match=r"no scale, given 'log'; of a ratio measure `st\.log`"):
+        Claim("a", np.ones(4), REGION, "a test", scale="log")
+    assert replace(Claim("a", np.ones(4), REGION, "a test"), text="b").text == "b"
+
+
 def test_samples_have_one_axis():
     with pytest.raises(UsageError, match=r"shape \(2, 3\)"):
         Claim("c", np.ones((2, 3)), REGION, "a test").verdict()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from numbers import Real
 from typing import Any, NamedTuple, SupportsFloat, get_args
 
@@ -129,8 +129,12 @@ class Claim:
     resolution: float = 0.0
     prediction_error: float = 0.0
     prediction_dof: float = math.inf
+    scale: InitVar[str | None] = None  # of an older version
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, scale: str | None) -> None:
+        if scale is not None:
+            remedy = "of a ratio measure `st.log`, and state its region in logarithms"
+            raise UsageError(f"claim {self.text!r}: claims have no scale, given {scale!r}; {remedy}")
         widths = ("resolution", "prediction_error", "prediction_dof")
         right = {name: isinstance(getattr(self, name), str) for name in ("text", "basis", "quantity")}
         right |= {name: _is_number(getattr(self, name), 0) for name in widths} | {

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from manyheads._extras import require
+from manyheads._extras import LazyModule
 
 if TYPE_CHECKING:
     from torch import Generator as Generator
@@ -11,12 +11,4 @@ if TYPE_CHECKING:
 else:
     Generator = Module = Tensor = Any
 
-
-class _LazyTorch:
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked by whoever inspects the module that holds it
-            raise AttributeError(name)
-        return getattr(require("torch"), name)
-
-
-torch: Any = _LazyTorch()
+torch: Any = LazyModule("torch")

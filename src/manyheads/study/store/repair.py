@@ -1,8 +1,9 @@
-"""Repair of a run: good units of damaged files are copied to a new segment, and the damaged files are renamed.
+"""Status and repair of a run.
 
-Good is what still has its digest, line by line or row by row.
+Status: units stored, claimed and missing in each cell, launches, environments and failures.
 
-Status of a run: units stored, claimed and missing in each cell, launches, environments and failures.
+Repair: good units of damaged files are copied to a new segment, and the damaged files are renamed. Good is what still
+has its digest, line by line or row by row.
 """
 
 import base64

@@ -1,6 +1,6 @@
-"""Labelled dataset of a solution, with an error beside every variable that has one.
+"""Solution of the recursion in time, and its labelled dataset with an error beside every variable that has one.
 
-Solution of the recursion in time: outputs, losses and kernels of every moment, two-time functions if asked for.
+Outputs, losses and kernels of every moment, two-time functions if asked for.
 """
 
 from dataclasses import dataclass, field

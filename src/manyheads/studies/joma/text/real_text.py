@@ -3,8 +3,6 @@
 The grid is that of the figures, depths by learning rates. Added are the levels of uniform attention and of a random
 matrix, several seeds, the same statistics for every run, and a comparison with the validation loss. Tokens are
 characters and blocks are pre-norm; in the paper they are words and post-norm, so shapes can be compared, not numbers.
-
-Figures and tables of `joma/real-text`: small multiples by depth and learning rate.
 """
 
 from pathlib import Path

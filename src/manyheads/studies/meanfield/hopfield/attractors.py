@@ -3,8 +3,6 @@
 Two runs of a finite network from one token differ by their noise. On an orbit that contracts their distance stays that
 noise, of order N^(-1/2). On a chaotic one noise of any size grows to the size of the attractor. So the sign of the
 largest Lyapunov exponent of the mean field says how the distance of two runs depends on N.
-
-Pictures of `meanfield/attractors`: bifurcation diagrams, attractors, exponents and the phase diagram.
 """
 
 from dataclasses import replace

@@ -8,13 +8,9 @@ Tokens follow from one multiplication if all are equally frequent, :math:`\lfloo
 if there are four or fewer, else from a guide table and a comparison or two: the same outcome as counting thresholds,
 bit for bit. Attention with less than a sixteenth of nonzero weights is read by its list of positions.
 
-Functions of this module are compiled on the first call (`manyheads.theory.bigram.engines.kernels`). numba promotes
-integers to 64 bits in every operation, hence the casts.
-
-Numba compilation of kernels on the first call, cached in the user's cache folder.
-
-Kernels are plain functions at module level, which import nothing. With the extra `fast` they are compiled once and
-stored for later processes under a hash of their source.
+Kernels are plain functions at module level, which import nothing. With the extra `fast` numba compiles them on the
+first call and keeps them in the user's cache folder under a hash of their source. It promotes integers to 64 bits in
+every operation, hence the casts.
 """
 
 import contextlib
