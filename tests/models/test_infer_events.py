@@ -101,6 +101,12 @@ def one_buffer(self, q, k, v):
     return q, kept[0], kept[1]
 
 
+def written_zeros(self, q, k, v):
+    q = q.clone()
+    q[q < 0] = 0.0
+    return q, k, v
+
+
 def split_write(self, f, x):
     made = torch.zeros_like(x)
     made[:, :3], made[:, 3:] = f[:, :3] / self.depth, f[:, 3:]
@@ -157,6 +163,7 @@ CONSTANT = "a product with a constant matrix that neither turns nor picks entrie
 NUMBER = "not one number"
 STATISTIC = "a sum over features that does not make it a norm"
 BEHIND = r"a nonlinearity or a product stands between blocks.0.down.weight and the stream"
+BENT = "blocks.0.wq.weight: a nonlinearity stands behind the query"
 SOFTMAX = "attention weights are not a softmax over the keys"
 SHARES = "numbers that sum to one"
 STREAM = "a nonlinearity on the stream itself"
@@ -282,8 +289,19 @@ REFUSED = {
     ),
     "over the largest": (hidden(lambda s, h, x: F.relu(h / h.abs().amax(-1, keepdim=True))), STATISTIC),
     "times their own mean": (sides(lambda s, q, k, v: (q * q.square().mean(-1, keepdim=True), k, v)), STATISTIC),
+    # Masks that activations make of themselves
+    "a stream masked by its sign": ({"block": {"mlp": lambda s, x: Plain.mlp(s, x * (x > 0))}}, STREAM),
+    "positive queries by a product": (sides(lambda s, q, k, v: (q * (q > 0).float(), k, v)), BENT),
+    "positive queries by filling": (sides(lambda s, q, k, v: (q.masked_fill(q < 0, 0.0), k, v)), BENT),
+    "positive queries by writing": (sides(written_zeros), BENT),
+    "positive keys by a choice": (
+        sides(lambda s, q, k, v: (q, torch.where(k > 0, k, torch.zeros(())), v)),
+        "blocks.0.wk.weight: a nonlinearity stands behind the key",
+    ),
     # Behind the last matrix of a branch
     "a branch that ends in GELU": (mlp(lambda s, f, x: F.gelu(f)), BEHIND),
+    "a branch that ends in ReLU": (mlp(lambda s, f, x: F.relu(f)), BEHIND),
+    "a branch masked by its sign": (mlp(lambda s, f, x: f * (f > 0)), BEHIND),
     "a branch that ends in tanh": (mlp(lambda s, f, x: f.tanh()), BEHIND),
     "a branch that ends in a square": (mlp(lambda s, f, x: f.square()), BEHIND),
     "a branch that ends in a gated half": (
@@ -400,6 +418,14 @@ READ = {
         {"embedding": "5.65685 N^1/2 H^1/2"},
     ),
     "a branch as often as there are heads": (mlp(lambda s, f, x: sum([f] * s.h)), {"branch mlp_out": "4 H"}),
+    "a branch behind a fixed mask": (
+        mlp(lambda s, f, x: f * (torch.arange(7) > 2)[:, None] / s.depth),
+        {"branch mlp_out": "0.5 L^-1"},
+    ),
+    "hidden units masked by their sign": (
+        hidden(lambda s, h, x: 0.5 * h * (h > 0)),
+        {"logit": "0.353553 N^-1/2", "branch mlp_out": "1"},
+    ),
     "a branch and its half": (mlp(lambda s, f, x: f + f / 2), {"branch mlp_out": "1.5"}),
     "a bias within 1/L": (
         mlp(lambda s, f, x: (f + s.b) / s.depth) | {"own": have("b", "d")},
