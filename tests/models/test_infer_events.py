@@ -5,7 +5,8 @@ import math
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.scaling import infer_roles
+from manyheads.scaling import BaseHyperparameters, Parametrization, audit_model, infer_roles
+from manyheads.transformer import Shape
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.torch
 BASE = (8, 4, 2)
 
 
-def infer(block=None, model=None, own=None, last=None):
-    """Infer the roles of a model with other methods, and more parameters of its blocks or of itself."""
+def kind_of(block=None, model=None, own=None, last=None):
+    """A class of models with other methods, and more parameters of its blocks or of itself."""
 
     def start_block(self, n, h):
         Plain.__init__(self, n, h)
@@ -31,7 +32,12 @@ def infer(block=None, model=None, own=None, last=None):
         (last or (lambda _: None))(self)
 
     inner = type("Block", (Plain,), {"__init__": start_block} | (block or {}))
-    kind = type("Kind", (strange.Model,), {"__init__": start, "Block": inner} | (model or {}))
+    return type("Kind", (strange.Model,), {"__init__": start, "Block": inner} | (model or {}))
+
+
+def infer(**change):
+    """Infer the roles of a changed model."""
+    kind = kind_of(**change)
     return infer_roles(lambda s: kind(s.key_dim, s.heads, s.depth), BASE)
 
 
@@ -472,3 +478,26 @@ def test_a_usual_event_in_another_spelling_is_read(name):
     found = infer(**change).multipliers
     assert found | numbers == found
     assert not any(math.isnan(float(each.split()[0].rstrip(","))) for each in found.values())
+
+
+ROLE_MAPS = {  # name, its part, the shape, whether all factors are folded, what is said
+    "a bias of outputs over D": ("b", "unembedding_bias", (8, 8, 2), False, r"b takes .* 0.015625, which is D\^-1"),
+    "a sink over N": ("*.b", "sink", (16, 4, 2), True, r"blocks.0.b takes .* times 0.0625, which is N\^-1"),
+    "a sink times the root of H": ("*.b", "sink", (8, 8, 2), True, r"blocks.0.b takes .* 2.82843, which is H\^1/2"),
+    "a gate times the root of H": ("*.g.weight", "router", (8, 8, 2), True, r"its gate times 2.82843, which is H\^1/2"),
+    "a gate over L": ("*.g.weight", "router", (8, 4, 4), True, r"down takes its gate times 0.25, which is L\^-1"),
+    "a bias behind outputs over D": ("b", "unembedding_bias", (8, 8, 2), False, None),
+}
+
+
+@pytest.mark.parametrize("name", ROLE_MAPS)
+def test_biases_sinks_and_gates_are_measured_where_roles_are_given(name):
+    pattern, part, shape, folded, reason = ROLE_MAPS[name]
+    kind = kind_of(**(REFUSED if reason else READ)[name][0])
+    model, roles = kind(*shape), strange.roles_of(kind) | {pattern: part}
+    given = model, torch.optim.AdamW(model.parameters(), 1.0), BaseHyperparameters(1.0), roles, Shape(*shape), folded
+    if reason:
+        with pytest.raises(UsageError, match=reason):
+            audit_model(Parametrization(base=BASE), *given)
+    else:
+        assert not any("biases" in note for note in audit_model(Parametrization(base=BASE), *given).notes)

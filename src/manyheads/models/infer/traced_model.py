@@ -103,10 +103,8 @@ class TracedModel:
         assert self.shape is not None
         assert other.shape is not None
         shape, n, v = self.shape, *self.trace.cores[0][3:]
-        hidden, keys = (
-            (other.shape.hidden and shape.hidden) or shape.width,
-            shape.group_heads * (not shape.key_value_rank),
-        )
+        hidden = (other.shape.hidden and shape.hidden) or shape.width
+        keys = shape.group_heads * (not shape.key_value_rank)
         fan_in = {"output": shape.heads * n, "mlp_out": hidden, "patch": 1, "query_up": shape.query_rank or 1}
         fan_in |= {"key_value_up": shape.key_value_rank or 1}
         fan_in |= dict.fromkeys((*READS_STREAM, "unembedding", "hidden"), shape.width)
