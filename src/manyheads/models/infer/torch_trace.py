@@ -159,7 +159,7 @@ class _Operations:
         return found.union(*(value.plain() for value in map(self.value, _tensors(tree)) if value))
 
     def masked(self, args: Any, made: Value | None) -> Value | None:
-        """Bend what is masked by a comparison of itself, as ReLU; a choice of experts masks branches."""
+        """Apply a nonlinearity to what a comparison of itself masks, as ReLU does; routers may choose experts."""
         masks = [each for each in _tensors(args) if not self.value(each)]
         own = {each.name for each in self.choosers(masks) & made.plain()} - self.trace.routers if made else ()
         return self.trace.bend(made) if made and own else made
