@@ -71,7 +71,7 @@ def print_parameters(target: str, p: Any, shape: Any, tuned: Any, as_json: bool)
     for each in targets:
         names = {"parameter": join_layers(each.parameter.name), "part": "+".join(each.parameter.parts)}
         numbers = {name: getattr(each, name) for name in ("learning_rate", "epsilon", "weight_decay")}
-        row = {**names, "init": each.factors.initial, **numbers, "optimizer": each.factors.rule}
+        row: dict[str, Any] = {**names, "init": each.factors.initial, **numbers, "optimizer": each.factors.rule}
         rows.setdefault(tuple(names.values()), row)
     if as_json:
         print(json.dumps({"shape": str(shape), "forward": vars(forward), "parameters": list(rows.values())}, indent=1))
