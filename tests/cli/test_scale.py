@@ -687,6 +687,7 @@ def test_roles_come_from_a_builder_in_the_place_of_a_map(call, folder):
     status, out, _ = call(*asked)
     assert status == 1
     assert "wrong in 1 finding" in out  # a group that was forgotten
+    assert "--applied is given as well: leave one of them out" in call(*asked, "--applied")[2]
     status, _, err = call("roles", "own_builder:other", *base)
     assert status == 2
     assert "blocks.0.keys: it is added to something that is neither stream, product, norm nor logits" in err

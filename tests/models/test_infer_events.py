@@ -5,7 +5,8 @@ import math
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.scaling import infer_roles
+from manyheads.scaling import BaseHyperparameters, Parametrization, audit_model, infer_roles
+from manyheads.transformer import Shape
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.torch
 BASE = (8, 4, 2)
 
 
-def infer(block=None, model=None, own=None, last=None):
-    """Infer the roles of a model with other methods, and more parameters of its blocks or of itself."""
+def kind_of(block=None, model=None, own=None, last=None):
+    """A class of models with other methods, and more parameters of its blocks or of itself."""
 
     def start_block(self, n, h):
         Plain.__init__(self, n, h)
@@ -31,7 +32,12 @@ def infer(block=None, model=None, own=None, last=None):
         (last or (lambda _: None))(self)
 
     inner = type("Block", (Plain,), {"__init__": start_block} | (block or {}))
-    kind = type("Kind", (strange.Model,), {"__init__": start, "Block": inner} | (model or {}))
+    return type("Kind", (strange.Model,), {"__init__": start, "Block": inner} | (model or {}))
+
+
+def infer(**change):
+    """Infer the roles of a changed model."""
+    kind = kind_of(**change)
     return infer_roles(lambda s: kind(s.key_dim, s.heads, s.depth), BASE)
 
 
@@ -101,6 +107,12 @@ def one_buffer(self, q, k, v):
     return q, kept[0], kept[1]
 
 
+def written_zeros(self, q, k, v):
+    q = q.clone()
+    q[q < 0] = 0.0
+    return q, k, v
+
+
 def split_write(self, f, x):
     made = torch.zeros_like(x)
     made[:, :3], made[:, 3:] = f[:, :3] / self.depth, f[:, 3:]
@@ -157,6 +169,7 @@ CONSTANT = "a product with a constant matrix that neither turns nor picks entrie
 NUMBER = "not one number"
 STATISTIC = "a sum over features that does not make it a norm"
 BEHIND = r"a nonlinearity or a product stands between blocks.0.down.weight and the stream"
+BENT = "blocks.0.wq.weight: a nonlinearity stands behind the query"
 SOFTMAX = "attention weights are not a softmax over the keys"
 SHARES = "numbers that sum to one"
 STREAM = "a nonlinearity on the stream itself"
@@ -282,8 +295,19 @@ REFUSED = {
     ),
     "over the largest": (hidden(lambda s, h, x: F.relu(h / h.abs().amax(-1, keepdim=True))), STATISTIC),
     "times their own mean": (sides(lambda s, q, k, v: (q * q.square().mean(-1, keepdim=True), k, v)), STATISTIC),
+    # Masks that activations make of themselves
+    "a stream masked by its sign": ({"block": {"mlp": lambda s, x: Plain.mlp(s, x * (x > 0))}}, STREAM),
+    "positive queries by a product": (sides(lambda s, q, k, v: (q * (q > 0).float(), k, v)), BENT),
+    "positive queries by filling": (sides(lambda s, q, k, v: (q.masked_fill(q < 0, 0.0), k, v)), BENT),
+    "positive queries by writing": (sides(written_zeros), BENT),
+    "positive keys by a choice": (
+        sides(lambda s, q, k, v: (q, torch.where(k > 0, k, torch.zeros(())), v)),
+        "blocks.0.wk.weight: a nonlinearity stands behind the key",
+    ),
     # Behind the last matrix of a branch
     "a branch that ends in GELU": (mlp(lambda s, f, x: F.gelu(f)), BEHIND),
+    "a branch that ends in ReLU": (mlp(lambda s, f, x: F.relu(f)), BEHIND),
+    "a branch masked by its sign": (mlp(lambda s, f, x: f * (f > 0)), BEHIND),
     "a branch that ends in tanh": (mlp(lambda s, f, x: f.tanh()), BEHIND),
     "a branch that ends in a square": (mlp(lambda s, f, x: f.square()), BEHIND),
     "a branch that ends in a gated half": (
@@ -400,6 +424,14 @@ READ = {
         {"embedding": "5.65685 N^1/2 H^1/2"},
     ),
     "a branch as often as there are heads": (mlp(lambda s, f, x: sum([f] * s.h)), {"branch mlp_out": "4 H"}),
+    "a branch behind a fixed mask": (
+        mlp(lambda s, f, x: f * (torch.arange(7) > 2)[:, None] / s.depth),
+        {"branch mlp_out": "0.5 L^-1"},
+    ),
+    "hidden units masked by their sign": (
+        hidden(lambda s, h, x: 0.5 * h * (h > 0)),
+        {"logit": "0.353553 N^-1/2", "branch mlp_out": "1"},
+    ),
     "a branch and its half": (mlp(lambda s, f, x: f + f / 2), {"branch mlp_out": "1.5"}),
     "a bias within 1/L": (
         mlp(lambda s, f, x: (f + s.b) / s.depth) | {"own": have("b", "d")},
@@ -446,3 +478,26 @@ def test_a_usual_event_in_another_spelling_is_read(name):
     found = infer(**change).multipliers
     assert found | numbers == found
     assert not any(math.isnan(float(each.split()[0].rstrip(","))) for each in found.values())
+
+
+ROLE_MAPS = {  # name, its part, the shape, whether all factors are folded, what is said
+    "a bias of outputs over D": ("b", "unembedding_bias", (8, 8, 2), False, r"b takes .* 0.015625, which is D\^-1"),
+    "a sink over N": ("*.b", "sink", (16, 4, 2), True, r"blocks.0.b takes .* times 0.0625, which is N\^-1"),
+    "a sink times the root of H": ("*.b", "sink", (8, 8, 2), True, r"blocks.0.b takes .* 2.82843, which is H\^1/2"),
+    "a gate times the root of H": ("*.g.weight", "router", (8, 8, 2), True, r"its gate times 2.82843, which is H\^1/2"),
+    "a gate over L": ("*.g.weight", "router", (8, 4, 4), True, r"down takes its gate times 0.25, which is L\^-1"),
+    "a bias behind outputs over D": ("b", "unembedding_bias", (8, 8, 2), False, None),
+}
+
+
+@pytest.mark.parametrize("name", ROLE_MAPS)
+def test_biases_sinks_and_gates_are_measured_where_roles_are_given(name):
+    pattern, part, shape, folded, reason = ROLE_MAPS[name]
+    kind = kind_of(**(REFUSED if reason else READ)[name][0])
+    model, roles = kind(*shape), strange.roles_of(kind) | {pattern: part}
+    given = model, torch.optim.AdamW(model.parameters(), 1.0), BaseHyperparameters(1.0), roles, Shape(*shape), folded
+    if reason:
+        with pytest.raises(UsageError, match=reason):
+            audit_model(Parametrization(base=BASE), *given)
+    else:
+        assert not any("biases" in note for note in audit_model(Parametrization(base=BASE), *given).notes)

@@ -146,6 +146,46 @@ def test_a_factor_that_a_norm_without_gains_cancels_is_not_folded():
     assert torch_groups(p, BareNorms(8, 8, 4), TUNED, roles=found)
 
 
+def test_a_factor_of_branches_behind_a_norm_without_gains_is_not_folded():
+    from tests.models.strange import Model, Plain
+    from torch.nn import functional as F
+
+    class NormedEnds(Model):
+        class Block(Plain):
+            def forward(self, x):
+                x = x + F.rms_norm(self.attention(self.one(x)), (self.d,))
+                return x + F.rms_norm(self.mlp(self.two(x)), (self.d,))
+
+    found = infer(NormedEnds)
+    p = Parametrization(base=found.shape)
+    with pytest.raises(UsageError, match=r"0\.5 on the branches would have no effect in a weight: a norm"):
+        torch_groups(p, NormedEnds(8, 4, 4), TUNED, roles=found)
+    assert torch_groups(p, NormedEnds(16, 8, 2), TUNED, roles=found)
+
+
+def test_a_tied_table_behind_the_norms_of_blocks_has_nothing_that_carries_its_factor():
+    from tests.models.strange import Model, Plain
+    from torch.nn import functional as F
+
+    class Tied(Model):
+        class Block(Plain):
+            def forward(self, x):
+                x = self.one(x + self.attention(x))
+                return self.two(x + self.mlp(x))
+
+        def __init__(self, n, h, depth):
+            super().__init__(n, h, depth)
+            del self.read, self.last
+
+        def forward(self, ids):
+            return F.linear(self.body(F.embedding(ids, self.table)), self.table)
+
+    found = infer(Tied)
+    assert found.roles["table"] == "embedding+unembedding"
+    with pytest.raises(UsageError, match=r"0\.5 behind it, which no parameter can carry: no norm of its own stands"):
+        torch_groups(Parametrization(base=found.shape), Tied(8, 8, 2), TUNED, roles=found)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [

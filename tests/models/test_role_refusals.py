@@ -334,13 +334,16 @@ REFUSED = {
         made({"forward": same_end}, weights=lambda b, n, h: {"other": linear(b.d, 4 * b.d)}),
         "down.weight: one weight ends 2 branches; shared layers are not derived",
     ),
-    "a shift for each position": (
-        made(
-            {"attention": lambda b, x: Plain.attention(b, x + b.where[:7])},
-            weights=lambda b, n, h: {"where": drawn(16, b.d)},
-        ),
-        "where: it is added to .* a row for each position|where: it is added to something",
-    ),
+    **{
+        f"a shift for each position, {order}": (
+            made({"attention": attention}, weights=lambda b, n, h: {"where": drawn(16, b.d)}),
+            "where: it is added to something that is neither stream, product, norm nor logits",
+        )
+        for order, attention in {
+            "behind the norm": lambda b, x: Plain.attention(b, x + b.where[:7]),
+            "before it in the sum": lambda b, x: Plain.attention(b, b.where[:7] + x),
+        }.items()
+    },
 }
 
 
@@ -349,6 +352,15 @@ def test_what_contradicts_a_role_is_refused_by_name(name):
     build, reason = REFUSED[name]
     with pytest.raises(UsageError, match=reason):
         infer_roles(build, BASE)
+
+
+@pytest.mark.parametrize("add", [lambda x, p: x + p, lambda x, p: p + x])
+def test_positions_behind_a_norm_of_embeddings_are_read_in_both_orders(add):
+    def ends(m, n, h, depth):
+        return {"first": nn.LayerNorm(m.d), "where": drawn(16, m.d)}
+
+    found = infer_roles(begun(lambda m, ids: add(m.first(F.embedding(ids, m.table)), m.where[:7]), ends), BASE)
+    assert (found.roles["where"], found.roles["first.weight"]) == ("positional", "embedding_gain")
 
 
 READ = {  # model, name, its part, its factor of the learning rate at twice N and H

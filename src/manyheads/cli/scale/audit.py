@@ -53,8 +53,9 @@ class Audit(TunedBase):
         if self.model:
             from manyheads.cli.scale.roles import infer
 
-            if roles is not None:
-                raise UsageError(f"--model {self.model}, and roles are given as well: leave one of them out")
+            if roles is not None or self.applied:
+                other = "--applied is" if roles is None else "roles are"
+                raise UsageError(f"--model {self.model}, and {other} given as well: leave one of them out")
             roles = infer(self.model, base)
             base = roles.shape
         fresh = False if self.trained else None

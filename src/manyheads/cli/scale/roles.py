@@ -24,9 +24,8 @@ class Roles:
     target: Target = ""  # package.module:build.
     base: Sizes = None  # Tuned shape: key dimension N, heads H, depth L.
     json: Switch = False  # Print JSON instead of a table.
-    write: OptionalPath = (
-        None  # File for the map from parameters to parts, which --roles reads: JSON, or TOML (*.toml).
-    )
+    write: OptionalPath = None
+    """File for the map from parameters to parts, which --roles reads: JSON, or TOML (*.toml)."""
 
     def run(self) -> int:
         """Infer and print; return the exit status."""
@@ -68,18 +67,12 @@ def print_parameters(target: str, p: Any, shape: Any, tuned: Any, as_json: bool)
     found, build = infer(target, p.base), load_function(target)
     options = ModelOptions(roles=found)
     _, forward, targets, _ = model_targets(replace(p, base=found.shape), build_model(build, shape), tuned, options)
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for each in targets:
+        names = {"parameter": join_layers(each.parameter.name), "part": "+".join(each.parameter.parts)}
         numbers = {name: getattr(each, name) for name in ("learning_rate", "epsilon", "weight_decay")}
-        part = "+".join(each.parameter.parts)
-        row = {
-            "parameter": join_layers(each.parameter.name),
-            "part": part,
-            "init": each.factors.initial,
-            **numbers,
-            "optimizer": each.factors.rule,
-        }
-        rows.setdefault((row["parameter"], part), row)
+        row: dict[str, Any] = {**names, "init": each.factors.initial, **numbers, "optimizer": each.factors.rule}
+        rows.setdefault(tuple(names.values()), row)
     if as_json:
         print(json.dumps({"shape": str(shape), "forward": vars(forward), "parameters": list(rows.values())}, indent=1))
         return

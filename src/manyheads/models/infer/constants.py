@@ -11,7 +11,7 @@ from manyheads.models.torch.lazy_torch import Tensor, torch
 def find_number(x: Any, near: float = 0.0) -> float | None:
     """Return a constant that is one number, everywhere or where it is not zero; rotations of the plane are one."""
     if isinstance(x, torch.Tensor):
-        x, near = (x.abs(), 1e-5) if x.is_complex() else (x, near)
+        x, near = (x.abs(), 1e-5) if x.is_complex() else (x * 1, near)  # a mask in numbers
         x = x[x != 0] if x.numel() > 1 else x.flatten()  # a mask leaves the others alone
         if not x.numel() or bool(((x - x[0]).abs() > near * x[0].abs()).any()):
             return None

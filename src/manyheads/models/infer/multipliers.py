@@ -59,6 +59,8 @@ class ForwardPass:
     input: Multiplier = field(default_factory=Multiplier)
     value: Multiplier = field(default_factory=Multiplier)
     hidden: Multiplier = field(default_factory=Multiplier)
+    bias: Multiplier = field(default_factory=Multiplier)  # over what it is added to; sinks as well
+    gate: Multiplier = field(default_factory=Multiplier)
     accuracy: float = ACCURACY
     roles: Roles | None = None  # as traced; None where they are known, or the trace is lost
     acting: tuple[Parameter, ...] = ()  # trained, with the parts of the trace
@@ -131,6 +133,9 @@ class _Reader:
         for weight in {product.weight for product in self.trace.products} - self.trace.writes.keys():
             if self.has([weight], "output", "mlp_out"):
                 self.keep("branch", weight, UNKNOWN, "what {} puts out is not added to a stream")
+        for kind, what in {"bias": "bias", "sink": "bias", "gate": "gate"}.items():
+            for name, number in self.trace.scales[kind].items():
+                self.keep(what, name, number, f"the {kind} of {{}} has no single multiplier")
         self.read_closing()
         self.read_tables()
         self.read_inputs()

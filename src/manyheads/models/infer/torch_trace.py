@@ -15,7 +15,7 @@ from typing import Any
 from manyheads.errors import UsageError
 from manyheads.models.infer.constants import find_number, find_picked, find_turned, is_alike, is_fixed
 from manyheads.models.infer.trace import Trace
-from manyheads.models.infer.values import INPUT, UNKNOWN, Value
+from manyheads.models.infer.values import INPUT, UNKNOWN, Source, Value
 from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import INNER
 from manyheads.models.torch.modules import inference
@@ -33,6 +33,7 @@ OPERATIONS = """
 VIEWS, CUTS, JOINS, SUMS = (each.split() for each in OPERATIONS.split(";"))
 CONSTANT = ("zeros", "ones", "empty", "full", "new_", "rand", "bernoulli")  # beginnings of what has no values of inputs
 POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0, "square": 2.0}
+MASKS = ("mul", "where", "masked_fill", "index_put", "_index_put_impl", "masked_scatter")
 MOST_INDICES = 100  # by which slices are told apart
 
 
@@ -109,7 +110,7 @@ class _Operations:
         self.values: dict[int, Value | None] = {}
         self.alive: list[Tensor] = []  # so that no id is used twice
         self.stored: dict[int, list[Tensor]] = defaultdict(list)  # address of a storage → its tensors
-        self.picked: set[int] = set()  # ids of integers that activations choose
+        self.picked: dict[int, frozenset[Source]] = {}  # id of integers and masks → activations that choose them
         self.parted: set[int] = set()  # ids of buffers to whose parts different products were written
         self.uneven: dict[int, tuple[Tensor, Value]] = {}  # id of a product → squares of its constants, other factor
         self.find_parameters()
@@ -142,14 +143,26 @@ class _Operations:
             made: Any = None
         else:
             made = self.apply(name, args, kwargs, tensors)
+            made = self.masked(args, made) if name in MASKS else made
         for number, tensor in enumerate(tensors):
             own = (made[number] if isinstance(made, list) else made) if _numeric(tensor) else None
             if in_place and own is not None and tensor.numel():
                 for other in self.stored[_address(tensor)]:
                     self.write(other, tensor, own)
             self.keep(tensor, own)
-            if own is None and any(self.value(each) or id(each) in self.picked for each in _tensors(args)):
-                self.picked.add(id(tensor))
+            if own is None and not name.startswith(CONSTANT) and (sources := self.choosers(args)):
+                self.picked[id(tensor)] = sources
+
+    def choosers(self, tree: Any) -> frozenset[Source]:
+        """Return the activations of which tensors are made, or that choose them."""
+        found = frozenset[Source]().union(*(self.picked.get(id(each), ()) for each in _tensors(tree)))
+        return found.union(*(value.plain() for value in map(self.value, _tensors(tree)) if value))
+
+    def masked(self, args: Any, made: Value | None) -> Value | None:
+        """Apply a nonlinearity to what a comparison of itself masks, as ReLU does; routers may choose experts."""
+        masks = [each for each in _tensors(args) if not self.value(each)]
+        own = {each.name for each in self.choosers(masks) & made.plain()} - self.trace.routers if made else ()
+        return self.trace.bend(made) if made and own else made
 
     def write(self, other: Tensor, tensor: Tensor, own: Value) -> None:
         """See what writing a tensor leaves in another one of the same storage."""
@@ -216,8 +229,6 @@ class _Operations:
         if name in ("_softmax", "_safe_softmax", "_masked_softmax", "exp"):
             axis = 0 if name == "exp" else args[1 + (name == "_masked_softmax")]
             return trace.exponential(first, 0 if name == "exp" else axis % args[0].dim() - args[0].dim())
-        if name in ("relu", "leaky_relu", "abs"):
-            return trace.bend(first, same=True)
         if name in SUMS:
             return self.sum(name, args, kwargs, first)
         if name in VIEWS or name in CUTS:
@@ -288,6 +299,8 @@ class _Operations:
             if p is not None and p.parameters and self.value(constant) is None:
                 number = find_number(constant)
                 return replace(p, computed=True) if number is None else replace(p, offset=p.offset + number)
+        if a is not None and b is not None and a.parameters:
+            args, a, b = (args[1], args[0]), b, a
         if a is not None and b is not None and a.last and a.last[0] == "gain" and b.parameters:
             a = replace(a, last=None) if args[1].numel() > args[1].shape[-1] else a  # of several positions: no shift
         if (one := self.uneven.get(id(args[0]))) and (other := self.uneven.get(id(args[1]))):  # as RoPE turns pairs

@@ -348,8 +348,8 @@ class Trace:
         x = self.gain(x, gain) if gain is not None and gain.parameters else x
         return self.add_parameter(x, shift) if shift is not None and shift.parameters else x
 
-    def bend(self, x: Value, keep: bool = False, same: bool = False) -> Value:
-        """Apply a nonlinearity; a cap keeps the multiplier of what it caps, and ReLU is the `same` at all scales."""
+    def bend(self, x: Value, keep: bool = False) -> Value:
+        """Apply a nonlinearity; a cap keeps the multiplier of what it caps."""
         if x.parameters:
             return replace(x, computed=True)
         for name in x.weights if not (x.scores or x.stream or x.statistic) else ():
@@ -359,7 +359,7 @@ class Trace:
                 self.bent.setdefault(name, x.scale)
         keep = (keep and x.scale == x.scale) or x.statistic or x.scores is not None
         own, taken = (x.own, x.taken) if keep else (1.0, 1.0)
-        return replace(x.curved(), own=UNKNOWN if x.core else own, taken=taken, warped=not same or x.warped)
+        return replace(x.curved(), own=UNKNOWN if x.core else own, taken=taken, warped=True)
 
     def power(self, x: Value, exponent: float) -> Value:
         """Raise to a power: a nonlinearity of which the multiplier is known."""

@@ -43,10 +43,8 @@ class TracedModel:
         self.starts: dict[str, float] = {}  # name, layers joined as well → gain, where it does not start at one
         for name, found in self.trace.added.items():
             for kind, beside in found:
-                rows = self.tensors[beside].numel() if beside in self.tensors else math.inf
-                fan_in = self.roles.uses[beside][0].fan_in or rows if beside in self.roles.uses else 1
-                rows //= fan_in if kind == "bias" else 1
-                if kind in ("shift", "bias") and 1 < rows < self.tensors[name].numel():
+                fan_in = self.roles.uses[beside][0].fan_in if kind == "bias" else 0
+                if fan_in and 1 < self.tensors[beside].numel() // fan_in < self.tensors[name].numel():
                     self.roles.refuse(name, f"it is added to {beside} with a row for each position: this has no role")
         self.alone: list[str] = []  # a reason from which all others follow
         if not self.trace.writes and self.trace.cores:
@@ -105,10 +103,8 @@ class TracedModel:
         assert self.shape is not None
         assert other.shape is not None
         shape, n, v = self.shape, *self.trace.cores[0][3:]
-        hidden, keys = (
-            (other.shape.hidden and shape.hidden) or shape.width,
-            shape.group_heads * (not shape.key_value_rank),
-        )
+        hidden = (other.shape.hidden and shape.hidden) or shape.width
+        keys = shape.group_heads * (not shape.key_value_rank)
         fan_in = {"output": shape.heads * n, "mlp_out": hidden, "patch": 1, "query_up": shape.query_rank or 1}
         fan_in |= {"key_value_up": shape.key_value_rank or 1}
         fan_in |= dict.fromkeys((*READS_STREAM, "unembedding", "hidden"), shape.width)

@@ -23,19 +23,19 @@ from manyheads.scaling.parametrization.targets import (
     forward_multipliers,
     missing_multipliers,
     parameter_targets,
-    refuse_folding,
     usual_multipliers,
 )
 from manyheads.transformer.shape import Shape
 
 WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position", "value")}
 WORDS |= {"branch": "branches", "hidden": "hidden units", "input": "inputs of weights", "stream": "stream"}
+WORDS |= {"bias": "biases and sinks", "gate": "gates"}
 GIVE = (
     "give folded=ForwardMultipliers(branch=..., logit=..., output=...), what the model multiplies relative to the base"
 )
 FOLLOWS = {"logit": "N", "branch": "L", "output": "D", "embedding": "D", "position": "D"}
 WITHIN = {"stream": "the stream", "input": "the output of the norm before it"}
-WITHIN |= {"value": "its values", "hidden": "its hidden units"}
+WITHIN |= {"value": "its values", "hidden": "its hidden units", "bias": "its own numbers", "gate": "its gate"}
 """Multipliers that are one in every parametrization, with what they multiply."""
 EXPONENTS = ("-1/2", "-1", "1/2")  # powers of a size that are told from constants
 KEEP = {"logit": "keep the key dimension of the base", "branch": "keep its depth", "output": "keep its width"}
@@ -70,7 +70,6 @@ def find_multipliers(
     shape, base, folded = read.architecture.shape, p.base, reading.folded
     if read.architecture.forward is not None:
         check_base(p, shape, reading.roles.shape)
-        _refuse_uncarried(p, read, read.architecture.forward)
         return read.architecture.forward, ()
     if isinstance(folded, ForwardMultipliers):
         return folded, ()
@@ -163,13 +162,6 @@ def check_base(p: Parametrization, here: Shape, base: Shape) -> None:
         same &= given == traced if given is not None else now == (traced and traced * grown)
     if not same:
         raise UsageError(f"base={p.base}, and roles were inferred at {base}: give Parametrization(base=found.shape)")
-
-
-def _refuse_uncarried(p: Parametrization, read: TorchModel, forward: ForwardMultipliers) -> None:
-    """Refuse a factor to be folded that no weight can carry."""
-    for name in ("logit", "branch"):
-        if not _carried(name, read):
-            refuse_folding(name, getattr(missing_multipliers(p, read.architecture.shape, forward), name))
 
 
 def _judge_branches(found: ForwardPass, p: Parametrization, shape: Shape) -> list[str]:
